@@ -94,7 +94,7 @@ def main() -> int:
     with git.checkouts(repository, (git.resolve(repository, options.revision), None)) as folders:
         sides = [Tree(str(folder), folder, cache, source.SOURCE_ROOTS) for folder in folders]
         for kernel in options.kernels:
-            hashes = [source.source_hash(kernel, source.in_folder(item, source.SOURCE_ROOTS)) for item in folders]
+            hashes = [source.source_hash(kernel, source.source_roots(item)) for item in folders]
             if hashes[0] == hashes[1]:
                 continue
             expected = [item for arch in options.arch for item in samples(load_spec(kernel), arch, options.samples)]

@@ -39,7 +39,7 @@ def declared_name(reference: str) -> str:
     """The name that a ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` has in rows: from its text, which imports no torch,
     or else by loading it. Raises UsageError where there is no such spec or kernel."""
     with contextlib.suppress(UsageError):
-        return source.kernel_name(reference, source.installed(reference))
+        return source.kernel_name(reference)
     from fp8tune.replay.loading import load_spec  # slow to import, and show needs none of it
 
     return load_spec(reference).name

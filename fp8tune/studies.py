@@ -200,6 +200,6 @@ def known_programs(store: Reader, arch: str | None = None) -> Callable[[], Progr
 def installed_hash(kernel: str) -> str:
     """Return the hash of a kernel's code on this machine, without importing it; empty if it is not here."""
     try:
-        return source.source_hash(kernel, source.installed(kernel))
+        return source.source_hash(kernel)
     except UsageError:
         return ""

@@ -43,5 +43,5 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 def test_a_kernel_of_another_package_is_known_by_its_name() -> None:
     assert list(registry.kernels())[-1] == "other-kernel"
     assert load_spec("other-kernel").name == "other-kernel"
-    assert len(source.source_hash("other-kernel", source.installed("other-kernel"))) == 16
-    assert len(source.folder_hash("other-kernel")) == 16
+    assert len(source.source_hash("other-kernel")) == 16
+    assert len(source.declaration_hash("other-kernel")) == 16

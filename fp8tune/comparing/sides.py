@@ -103,10 +103,10 @@ def _kernel(text: str, root: Path, folders: tuple[Path, Path]) -> Kernel:
         roots, file = (os.path.relpath(start, root),), Path(path).resolve().relative_to(root)
         references = f"{folders[0] / file}:{attribute}", f"{folders[1] / file}:{attribute}"
     for folder in folders:
-        read = source.in_folder(folder, roots)
+        places = [folder / root for root in roots]
         try:
-            hashes.append(source.source_hash(text, read))
-            name = source.kernel_name(text, read) if ":" in text else text
+            hashes.append(source.source_hash(text, places))
+            name = source.kernel_name(text, places) if ":" in text else text
         except source.NoSuchKernel:
             hashes.append(None)
     return Kernel(name, references, (hashes[0], hashes[1]))

@@ -124,7 +124,7 @@ def _as_seen_from_here(kernel: Kernel) -> Kernel:
     if is_script:
         name = f"{file.relative_to(folder) if file.is_relative_to(folder) else file}:{attribute}"
     try:
-        source_hash = "" if kernel.refusal else source.source_hash(name, source.installed(name))
+        source_hash = "" if kernel.refusal else source.source_hash(name)
     except (Fp8tuneError, OSError, SyntaxError, ValueError):
         source_hash = ""
     return replace(kernel, name=name, source_hash=source_hash)

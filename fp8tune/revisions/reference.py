@@ -10,24 +10,18 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fp8tune import registry
 from fp8tune.errors import UsageError, unknown
+from fp8tune_kernels import identity
+from fp8tune_kernels.identity import Location
 from fp8tune_kernels.spec import CHECKS, Tolerance
 
 _TEXT = re.compile(
     r"(?P<kernel>[^?]*?:[^\W\d][\w.]*(?:\[[\w.'\-]+\])?|[^@?]*)(@(?P<recording>[^?]+))?(\?(?P<options>.*))?", re.DOTALL
 )
 _OPTIONS = ("check", "relative", "absolute", "reference", "inputs", "shared", "sizes")
-
-
-class Location(NamedTuple):
-    """Module and attribute of a kernel."""
-
-    module: str
-    attribute: str
-    root: Path | None = None  # folder that the imports of a ``path.py:ATTRIBUTE`` start from
 
 
 @dataclass(frozen=True)
@@ -91,24 +85,21 @@ class KernelReference:
         return replace(self, recording=str(Path(self.recording).absolute())) if self.recording else self
 
 
+def place(text: str) -> str:
+    """Return the ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a text. Raises UsageError if it names no kernel."""
+    kernel = KernelReference.parse(text).kernel
+    named = registry.kernels().get(kernel, kernel)
+    if ":" not in named:
+        raise unknown("kernel", kernel, registry.kernels())
+    return named
+
+
 def locate(text: str) -> Location:
     """Return the location of a kernel from its text. Raises UsageError if the text names none."""
-    kernel = KernelReference.parse(text).kernel
-    module, colon, attribute = registry.kernels().get(kernel, kernel).rpartition(":")
-    if not colon:
-        raise unknown("kernel", kernel, registry.kernels())
-    attribute, _, _ = attribute.partition("[")  # a kernel inside a dict is hashed with all of it
-    if not all(part.isidentifier() for part in attribute.split(".")):
-        raise UsageError(f"{attribute!r} in {kernel!r} is not an attribute name: write module:ATTRIBUTE")
-    if module.endswith(".py"):  # imports of a file start above the outermost package that it lies in
-        file = Path(module).absolute()
-        root, parts = file.parent, [file.stem]
-        while (root / "__init__.py").is_file():
-            root, parts = root.parent, [root.name, *parts]
-        return Location(".".join(parts), attribute, root)
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise UsageError(f"{module!r} in {kernel!r} is not a module name: write module:ATTRIBUTE or path.py:ATTRIBUTE")
-    return Location(module, attribute)
+    try:
+        return identity.locate(place(text))
+    except identity.InvalidCodeError as error:
+        raise UsageError(str(error)) from None
 
 
 def _bound(name: str, text: str) -> float:

@@ -251,7 +251,7 @@ def _kernel_key(reference: str) -> list[str]:
         text = str(replace(kernel, recording=_digest(json.dumps(recording.as_json(recorded_kernel(kernel))))))
     try:
         # the reference of a foreign kernel may be in another folder
-        return [text, source.folder_hash(reference), source.reference_hash(reference, source.installed(reference))]
+        return [text, source.declaration_hash(reference), source.reference_hash(reference)]
     except source.NoSuchKernel:
         load_spec(reference)  # its error says more
         raise
@@ -313,7 +313,7 @@ def version_of(reference: str) -> KernelVersion:
     spec = load_spec(reference)
     return KernelVersion(
         kernel=spec.name,
-        source_hash=source.source_hash(reference, source.installed(reference)),
+        source_hash=source.source_hash(reference),
         default=spec.default,
         axes=tuple((name, tuple(values)) for name, values in spec.axes.items()),
         key=spec.key,
@@ -337,7 +337,7 @@ class _Expansion:
         conditions, judge = grids.parse_conditions(texts, axes), ""
         if backend.kind in TORCH_DEVICES:
             # another reference, check or bound judges the same configs anew
-            judge = source.reference_hash(reference, source.installed(reference))
+            judge = source.reference_hash(reference)
             judge = judge if spec.check == "exact" else _digest(f"{judge}\n{spec.check_text}")
 
         def grid(problem: Problem) -> grids.Grid:
@@ -378,7 +378,7 @@ class _Expansion:
                 self.notices.append(f"{spec.name} is checked by {rule}, not by its own {own}")
             return reference
         recorded_hash = spec.kernel.source_hash
-        if recorded_hash and recorded_hash != source.source_hash(reference, source.installed(reference)):
+        if recorded_hash and recorded_hash != source.source_hash(reference):
             changed = "has changed since it was recorded: its grids and arguments may be others, record it again"
             self.notices.append(f"{spec.name} {changed}")
         self.notices += [f"{spec.name}: {notice}" for notice in spec.notices]

@@ -64,7 +64,7 @@ def results(
 ) -> Study:
     """Return what a sweep of the kernel at a revision would store; with several times they are confirmed."""
     with checkouts(repository, [resolve(repository, revision)]) as (checkout,):
-        source_hash = source.source_hash(kernel, source.in_folder(checkout, source.SOURCE_ROOTS))
+        source_hash = source.source_hash(kernel, source.source_roots(checkout))
     run = FinalsRun("a sweep", tie_band=0.01, keep_band=0.015)
     finals = tuple(ProcessTimes(run, f"final {n:02d}", ((0, time_us),)) for n, time_us in enumerate(times_us))
     version = KernelVersion(kernel, source_hash, CONFIG, (("BLOCK_SIZE", (32,)), ("num_warps", (4,))))

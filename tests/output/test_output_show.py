@@ -172,7 +172,7 @@ def test_a_pick_is_stale_on_its_gpu_with_another_triton_driver_or_code(database:
     with Store.open(str(database), writable=False) as store:
         pick = next(pick for pick in picks.read(store) if pick.device.name == H100.name)
     assert pick.version is not None
-    here = source.source_hash("colwise", source.installed("colwise"))
+    here = source.source_hash("colwise")
     installed = replace(pick, version=replace(pick.version, source_hash=here))
     assert not picks.is_stale(installed, H100)
     assert picks.is_stale(replace(installed, version=replace(pick.version, source_hash="0" * 16)), H100)

@@ -8,7 +8,8 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ from places import ROOT
 from fp8tune import errors
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import locate
-from fp8tune.revisions.walk import template
 from fp8tune_kernels import catalog
+from fp8tune_kernels.identity.walk import template
 
 KERNEL = '''
 """A kernel file."""
@@ -84,7 +85,18 @@ OLDER = {
 
 
 def hash_of(files: Mapping[str, str], kernel: str = "other.kernel:SPEC") -> str:
-    return source.source_hash(kernel, files.get)
+    with written(files) as folder:
+        return source.source_hash(kernel, [folder])
+
+
+@contextlib.contextmanager
+def written(files: Mapping[str, str]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in files.items():
+            file = Path(folder, path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        yield Path(folder)
 
 
 def edited(path: str, old: str, new: str) -> dict[str, str]:
@@ -101,7 +113,7 @@ def test_every_version_in_the_database_keeps_its_hash() -> None:
     with contextlib.closing(sqlite3.connect(f"file:{ROOT / 'results.db'}?mode=ro", uri=True)) as database:
         stored = set(database.execute("SELECT kernel, source_hash FROM versions"))
     kernels = {kernel for kernel, _ in stored}
-    assert {(kernel, source.source_hash(kernel, source.installed(kernel))) for kernel in kernels} <= stored
+    assert {(kernel, source.source_hash(kernel)) for kernel in kernels} <= stored
     for commit, versions in OLDER.items():
         assert versions.items() <= stored
         try:
@@ -109,8 +121,8 @@ def test_every_version_in_the_database_keeps_its_hash() -> None:
         except errors.Fp8tuneError:  # an archive of the tree, or a shallow clone
             continue
         with git.checkouts(ROOT, [full]) as (folder,):
-            read = source.in_folder(folder, source.SOURCE_ROOTS)
-            assert {kernel: source.source_hash(kernel, read) for kernel in versions} == versions
+            roots = source.source_roots(folder)
+            assert {kernel: source.source_hash(kernel, roots) for kernel in versions} == versions
 
 
 def test_variables_of_a_comprehension_are_not_names_of_the_module() -> None:
@@ -201,10 +213,12 @@ def test_a_spec_without_a_launch_keyword_is_hashed_with_all_it_mentions() -> Non
 
 
 def test_the_name_is_read_from_the_text() -> None:
-    assert source.kernel_name("other.kernel:SPEC", FILES.get) == "planted"
-    assert source.kernel_name("mine:_kernel@run.json?check=exact", {"mine.py": AUTOTUNED}.get) == "mine:_kernel"
-    with pytest.raises(errors.UsageError, match="literal name"):
-        source.kernel_name("other.kernel:SPEC", edited("other/kernel.py", 'name="planted"', "name=NAME").get)
+    with written({**FILES, "mine.py": AUTOTUNED}) as folder:
+        assert source.kernel_name("other.kernel:SPEC", [folder]) == "planted"
+        assert source.kernel_name("mine:_kernel@run.json?check=exact", [folder]) == "mine:_kernel"
+    without = edited("other/kernel.py", 'name="planted"', "name=NAME")
+    with written(without) as folder, pytest.raises(errors.UsageError, match="literal name"):
+        source.kernel_name("other.kernel:SPEC", [folder])
 
 
 @pytest.mark.parametrize(
@@ -229,47 +243,45 @@ def test_a_file_in_a_package_and_a_loose_file_find_their_neighbours(tmp_path: Pa
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     reference = f"{tmp_path}/other/kernel.py:SPEC"
-    assert source.source_hash(reference, source.installed(reference)) == hash_of(FILES)
+    assert source.source_hash(reference) == hash_of(FILES)
     assert locate(reference) == ("other.kernel", "SPEC", tmp_path)
     loose, hashes = f"{tmp_path}/loose.py:SPEC", set()
     (tmp_path / "loose.py").write_text("from neighbour import f\nSPEC = K(launch=f)\n")
     for value in (1, 2):
         (tmp_path / "neighbour.py").write_text(f"def f(): return {value}\n")
-        hashes.add(source.source_hash(loose, source.installed(loose)))
+        hashes.add(source.source_hash(loose))
     assert len(hashes) == 2
 
 
-def test_a_module_reference_never_follows_another_package() -> None:
+def test_a_module_reference_follows_its_siblings() -> None:
     files = {"a.py": "from b import f\nSPEC = K(launch=f)\n", "b.py": "def f(): return 1\n"}
-    assert hash_of(files, "a:SPEC") == hash_of({**files, "b.py": "def f(): return 2\n"}, "a:SPEC")
+    assert hash_of(files, "a:SPEC") != hash_of({**files, "b.py": "def f(): return 2\n"}, "a:SPEC")
 
 
 def test_a_module_may_lie_in_the_current_folder_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted_here.py").write_text("def f(): return 1\nSPEC = K(launch=f)\n")
     monkeypatch.chdir(tmp_path)
-    assert source.source_hash("planted_here:SPEC", source.installed("planted_here:SPEC"))
+    assert source.source_hash("planted_here:SPEC")
     with pytest.raises(source.NoSuchKernel, match="no module named"):
-        source.installed("planted_nowhere:SPEC")
+        source.source_hash("planted_nowhere:SPEC")
 
 
-def test_the_hash_of_every_kernel_covers_its_jit_functions() -> None:
+def test_the_hash_of_every_kernel_covers_its_jit_functions(tmp_path: Path) -> None:
     body = re.compile(r"(@triton\.jit(?:.|\n)*?\n    )(tl\.|[a-z_]+ = )")
+    for file in (ROOT / "kernels").rglob("*.py"):
+        copy = tmp_path / file.relative_to(ROOT / "kernels")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(body.sub(r"\1tl.static_print(1)\n    \2", file.read_text()))
     unchanged = []
     for kernel in catalog.KERNELS:
-        read = source.installed(kernel)
-        texts = {
-            path: body.sub(r"\1tl.static_print(1)\n    \2", text)
-            for file in (ROOT / "kernels").rglob("*.py")
-            if (text := read(path := str(file.relative_to(ROOT / "kernels")))) is not None
-        }
-        if source.source_hash(kernel, texts.get) == source.source_hash(kernel, read):
+        if source.source_hash(kernel, [tmp_path]) == source.source_hash(kernel):
             unchanged.append(kernel)
     assert unchanged == []
 
 
 def test_hashing_imports_neither_torch_nor_triton_nor_the_kernel() -> None:
     code = (
-        "import sys; from fp8tune.revisions import source; source.source_hash('colwise', source.installed('colwise'));"
+        "import sys; from fp8tune.revisions import source; source.source_hash('colwise');"
         "sys.exit(any(name in sys.modules for name in ('torch', 'triton', 'fp8tune_kernels.quantize.colwise')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -207,7 +207,7 @@ def test_a_config_that_is_wrong_somewhere_is_in_no_list(package) -> None:
 
 
 def test_code_that_changed_since_it_was_recorded_is_reported(package) -> None:
-    here = source.source_hash(made.GEMM.name, source.in_folder(package.parent.parent))
+    here = source.source_hash(made.GEMM.name, [package.parent.parent])
     assert shrunk(made.gemm(replace(made.GEMM, source_hash=here)))[1] == []
     (note,) = shrunk(made.gemm(replace(made.GEMM, source_hash="0123")))[1]
     assert f"maker/gemm.py has other code ({here}) than was recorded (0123)" in note

@@ -69,10 +69,7 @@ def changed(kernel: KernelPicks, chosen: Cover, text: str, path: Path, name: Pur
     assert kernel.recorded is not None
     configs = [kernel.triton_config(config) for config in chosen.configs]
     new, notes = replaced(text, kernel.recorded, configs, str(name))
-    code, recorded = (
-        source.source_hash(kernel.kernel, source.in_folder(path.parents[len(name.parts) - 1])),
-        kernel.recorded,
-    )
+    code, recorded = source.source_hash(kernel.kernel, [path.parents[len(name.parts) - 1]]), kernel.recorded
     if recorded.source_hash and code != recorded.source_hash:
         difference = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
         notes.append(f"{difference}: record and sweep it again")
