@@ -132,7 +132,7 @@ def declaration(
             raise UnknownCodeError(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
         if len(module.imports[attribute]) > 1:
             return Declaration(walk, module, ast.Name(attribute, ast.Load()))
-        name, _, attribute = module.imports[attribute][0].rpartition(".")  # a spec may be re-exported
+        name, attribute = module.imports[attribute][0]  # a spec may be re-exported
     raise UnknownCodeError(f"there is no module {name} that assigns {attribute}: check the kernel's name")
 
 

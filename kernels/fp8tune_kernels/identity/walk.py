@@ -25,6 +25,7 @@ SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast
 
 Chain = tuple[str, ...]  # a name and the attributes taken of it
 Conditions = tuple[ast.stmt, ...]  # tests of the blocks around a statement
+Import = tuple[str, str]  # a module and a name in it or a module below it; an empty name for the module itself
 Target = tuple[str, str]  # a module and a name bound in it; an empty name for the module itself, passed around
 
 
@@ -36,16 +37,16 @@ class Module:
     package: str = ""  # that relative imports start from
     stand_in: str = ""  # of a module without source: distribution and version, or the hash of its file
     statements: dict[str, list[ast.stmt]] = field(default_factory=dict)  # top-level statements that bind a name
-    imports: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name -> dotted modules or objects, one a branch
+    imports: dict[str, tuple[Import, ...]] = field(default_factory=dict)  # several if branches bind a name
     stars: list[str] = field(default_factory=list)  # module of each ``from x import *``
 
     def binds(self, name: str) -> bool:
         """Return True if the module has this top-level name."""
         return name in self.statements or name in self.imports
 
-    def add_import(self, name: str, dotted: str) -> None:
+    def add_import(self, name: str, imported: Import) -> None:
         """Add what a name is imported from."""
-        self.imports[name] = tuple(dict.fromkeys((*self.imports.get(name, ()), dotted)))
+        self.imports[name] = tuple(dict.fromkeys((*self.imports.get(name, ()), imported)))
 
 
 class TooLargeError(Exception):
@@ -96,8 +97,9 @@ class Walk:
         # walks share the parsed module, and each adds names of its own
         module = self._modules[name] = replace(read, statements=dict(read.statements), imports=dict(read.imports))
         for star in filter(None, map(self.module, module.stars)):
-            names = [name for name in (*star.statements, *star.imports) if not module.binds(name)]
-            module.imports.update({name: (f"{star.name}.{name}",) for name in names})
+            for name in {**star.statements, **star.imports}:
+                if not read.binds(name):
+                    module.add_import(name, (star.name, name))
         return module
 
     def _read(self, name: str, place: Place) -> Module:
@@ -134,10 +136,10 @@ class Walk:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             self.entries.append(self._unread(module.name, error))
             return
-        labels = [self._label(module, chain) for chain in chains]
+        labels = [self._label(module, chain) or ".".join(chain) for chain in chains]
         self.entries.append("".join(repr(labels[int(part)]) if i % 2 else part for i, part in enumerate(parts)))
-        for dotted in local:
-            self._imported(dotted, (), frozenset())
+        for origin, *attributes in local:
+            self._imported(origin, attributes)
 
     def _number(self, target: Target) -> str:
         if target not in self._numbers:
@@ -145,52 +147,62 @@ class Walk:
             self._waiting.append(target)
         return f"#{self._numbers[target]}"
 
-    def _label(self, module: Module, chain: Sequence[str], within: frozenset[Target] = frozenset()) -> str:
-        """Return the text in an entry for a name of a module and its attributes."""
+    def _label(self, module: Module, chain: Sequence[str], within: frozenset[Target] = frozenset()) -> str | None:
+        """Return the text in an entry for a name of a module and its attributes; None for circular imports."""
         name, *attributes = chain
         target = (module.name, name)
-        if target in within:  # modules that import each other's names
-            return ".".join(chain)
-        within |= {target}
-        own = [".".join([self._number(target), *attributes])] if name in module.statements else []
-        imported = [self._imported(dotted, attributes, within) for dotted in module.imports.get(name, ())]
-        if own:  # bound twice: in a branch each, or in try and except
-            return own[0]
-        if imported:
-            return " or ".join(imported)
-        return self._of_stars(module, ".".join(chain))
+        own = ".".join([self._number(target), *attributes]) if name in module.statements else None
+        labels = [
+            self._imported(origin, [*filter(None, [inner]), *attributes], within | {target})
+            for origin, inner in module.imports.get(name, ())
+        ]
+        if own or not module.binds(name):
+            return own or self._of_stars(module, ".".join(chain))
+        return " or ".join(dict.fromkeys(filter(None, labels))) or None
 
     def _of_stars(self, module: Module, dotted: str) -> str:
         """Return a name that a module does not bind: perhaps one of a module without source."""
         unknown = [star.stand_in for star in map(self.module, module.stars) if star is not None and star.stand_in]
         return " of ".join([dotted, *unknown])
 
-    def _imported(self, dotted: str, attributes: Sequence[str], within: frozenset[Target]) -> str:
-        """Return the label of an import. ``a.b`` may be module b of package a, or b in module a.
+    def _imported(self, origin: str, chain: Sequence[str], within: frozenset[Target] = frozenset()) -> str | None:
+        """Return the label of a chain of attributes of the module ``origin``: names in it, or modules below it."""
+        dotted = ".".join([origin, *chain])
+        if self._is_ignored(dotted):
+            return "ignored"
+        module, *missing = self._deepest(origin)
+        chain = [*missing, *chain]
+        while module is not None and not module.stand_in and chain:
+            name = chain[0]
+            is_bound, is_new = module.binds(name), (module.name, name) not in within
+            if is_bound and is_new and (label := self._label(module, chain, within)):
+                return label
+            below = self.module(f"{module.name}.{name}")  # a package may bind its own module
+            if below is None and is_bound:
+                return None
+            if below is None and module.binds("__getattr__"):
+                return ".".join([self._label(module, ["__getattr__"], within) or "", *chain])
+            if below is None:
+                return self._of_stars(module, dotted)
+            module, chain = below, chain[1:]
+        if module is None:
+            return dotted
+        # passed around: anything in it may be used
+        return f"{dotted} of {module.stand_in}" if module.stand_in else self._number((module.name, ""))
 
-        The first module that binds the next name decides. A package's ``__getattr__`` makes what is no module in it.
-        """
-        parts = [*dotted.split("."), *attributes]
+    def _deepest(self, name: str) -> tuple[Module | None, *tuple[str, ...]]:
+        """Return the module of this name, or else the deepest one above it and the names below that one."""
+        parts, module = name.split("."), None
         for depth in range(1, len(parts) + 1):
-            module = self.module(".".join(parts[:depth]))
-            if module is None:
-                break
-            if module.stand_in:
-                return f"{'.'.join(parts)} of {module.stand_in}"
-            if depth == len(parts):  # passed around: anything in it may be used
-                return self._number((module.name, ""))
-            if module.binds(parts[depth]):
-                return self._label(module, parts[depth:], within)
-            below = ".".join(parts[: depth + 1])
-            if self.module(below) is None and not self._is_ignored(below):
-                if module.binds("__getattr__"):
-                    return ".".join([self._label(module, ["__getattr__"], within), *parts[depth:]])
-                return self._of_stars(module, ".".join(parts))
-        return "ignored" if self._is_ignored(dotted) else ".".join(parts)
+            below = self.module(".".join(parts[:depth]))
+            if below is None:
+                return module, *parts[depth - 1 :]
+            module = below
+        return (module,)
 
 
 @functools.lru_cache(4096)  # of trees that are parsed once: kernels share most of what they reach
-def template(node: ast.AST, package: str = "") -> tuple[tuple[Chain, ...], tuple[str, ...], tuple[str, ...]]:
+def template(node: ast.AST, package: str = "") -> tuple[tuple[Chain, ...], tuple[str, ...], tuple[Chain, ...]]:
     """Return the names that code takes from its module or binds there, its text around them, and its own imports.
 
     The order of names is that of the tree. In the text, every other part is the index of the name that fills a gap.
@@ -198,7 +210,8 @@ def template(node: ast.AST, package: str = "") -> tuple[tuple[Chain, ...], tuple
     empty in older code, and left out.
     """
     own = _bound_names(node) if isinstance(node, ast.stmt) else set[str]()
-    names = _global_names(node) | own
+    source = ast.unparse(node)
+    names = _global_names(source) | own
     chains: list[Chain] = []
 
     def gap(*chain: str) -> str:
@@ -223,7 +236,7 @@ def template(node: ast.AST, package: str = "") -> tuple[tuple[Chain, ...], tuple
         return f"{type(value).__name__}({', '.join(f'{name}={inner}' for name, inner in sorted(fields))})"
 
     parts = tuple(text(node).split("\0"))
-    return tuple(chains), parts, tuple(_local_imports(node, package))
+    return tuple(chains), parts, tuple(_local_imports(node, package)) if "import " in source else ()
 
 
 @functools.lru_cache(256)  # the kernels of a package share most of what they reach
@@ -231,13 +244,13 @@ def parsed(name: str, package: str, source: bytes) -> Module:
     """Return a module without the names of its stars. Raises what the parser raises."""
     module = Module(name, package)
     tree = ast.parse(source)
-    _drop_prose(tree)
+    _drop_prose(tree.body)
     tests: dict[str, list[ast.stmt]] = {}
     for statement, conditions in _statements(tree.body):
         for node in _outside_scopes(statement):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                for name, dotted in _imports(node, package):
-                    module.add_import(name, dotted) if name != "*" else module.stars.append(dotted)
+                for name, imported in _imports(node, package):
+                    module.add_import(name, imported) if name != "*" else module.stars.append(imported[0])
         bound = _bound_names(statement)
         for name in sorted(bound):
             tests.setdefault(name, []).extend(conditions)
@@ -252,31 +265,34 @@ def parsed(name: str, package: str, source: bytes) -> Module:
     return module
 
 
-def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, str]]:
+def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Import]]:
     """Yield the names that a statement binds, with what it imports; ``*`` with a module."""
     above = package.split(".") if isinstance(node, ast.ImportFrom) and node.level else []
     for alias in node.names:
-        first = alias.name.partition(".")[0]
-        if isinstance(node, ast.Import):
-            yield alias.asname or first, alias.name if alias.asname else first
+        if isinstance(node, ast.ImportFrom):
+            origin = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
+            yield alias.asname or alias.name, (origin, alias.name)
         else:
-            origin = [*above[: len(above) - node.level + 1], *filter(None, [node.module])]
-            yield alias.asname or alias.name, ".".join(origin if alias.name == "*" else [*origin, alias.name])
+            first = alias.name.partition(".")[0]
+            yield alias.asname or first, (alias.name if alias.asname else first, "")
 
 
-def _drop_prose(tree: ast.Module) -> None:
+def _drop_prose(body: Sequence[ast.AST]) -> None:
     """Drop docstrings and the annotations of plain functions, which no computation depends on.
 
     Decorated functions keep their annotations: ``tl.constexpr`` is one.
     """
-    for node in ast.walk(tree):
+    for node in body:
         if isinstance(node, ast.FunctionDef) and not node.decorator_list:
             node.returns = None
-            for argument in ast.walk(node.args):
-                if isinstance(argument, ast.arg):
+            every = node.args
+            for argument in (*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg):
+                if argument is not None:
                     argument.annotation = None
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            _drop_prose(getattr(node, name, ()))
 
 
 def _statements(body: Sequence[ast.stmt], conditions: Conditions = ()) -> Iterator[tuple[ast.stmt, Conditions]]:
@@ -297,10 +313,11 @@ def _statements(body: Sequence[ast.stmt], conditions: Conditions = ()) -> Iterat
 
 def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a top-level statement and all nodes in it that are in no function, class or comprehension."""
-    yield node
-    if not isinstance(node, SCOPES):
-        for child in ast.iter_child_nodes(node):
-            yield from _outside_scopes(child)
+    waiting = [node]
+    for inner in waiting:
+        yield inner
+        if not isinstance(inner, SCOPES):
+            waiting += ast.iter_child_nodes(inner)
 
 
 def _bound_names(statement: ast.stmt) -> set[str]:
@@ -335,11 +352,10 @@ def _changed_names(statement: ast.stmt) -> set[str]:
     return names
 
 
-def _global_names(node: ast.AST) -> set[str]:
+def _global_names(text: str) -> set[str]:
     """Return the names that code takes from its module, without parameters and locals of functions in it."""
     # Within a function, where variables of a comprehension are locals in every Python: since 3.12 symbol tables show
     # them in the scope around it.
-    text = ast.unparse(node)
     try:
         tables = [symtable.symtable("def _():\n" + textwrap.indent(text, " "), "<module>", "exec")]
     except SyntaxError:  # an import of * is not allowed there
@@ -349,18 +365,15 @@ def _global_names(node: ast.AST) -> set[str]:
     return {symbol.get_name() for table in tables for symbol in table.get_symbols() if symbol.is_global()} - {"_"}
 
 
-def _local_imports(node: ast.AST, package: str) -> Iterator[str]:
+def _local_imports(node: ast.AST, package: str) -> Iterator[Chain]:
     """Yield what functions in a statement import, with the attributes that they use."""
-    for function in ast.walk(node):
-        imports = [item for item in ast.walk(function) if isinstance(item, ast.Import | ast.ImportFrom)]
-        if not imports or not isinstance(function, DEFINITIONS):
-            continue
-        above = {item.value: item for item in ast.walk(function) if isinstance(item, ast.Attribute)}
-        uses = [item for item in ast.walk(function) if isinstance(item, ast.Name)]
-        for name, dotted in (pair for item in imports for pair in _imports(item, package)):
-            for use in uses:
-                if use.id == name:
-                    chain, attribute = dotted, above.get(use)
-                    while attribute is not None:
-                        chain, attribute = f"{chain}.{attribute.attr}", above.get(attribute)
-                    yield chain
+    every = list(ast.walk(node))
+    above = {item.value: item for item in every if isinstance(item, ast.Attribute)}
+    imports = [item for item in every if isinstance(item, ast.Import | ast.ImportFrom)]
+    for name, imported in (pair for item in imports for pair in _imports(item, package)):
+        for use in every:
+            if isinstance(use, ast.Name) and use.id == name:
+                chain, attribute = [*filter(None, imported)], above.get(use)
+                while attribute is not None:
+                    chain, attribute = [*chain, attribute.attr], above.get(attribute)
+                yield tuple(chain)
