@@ -231,7 +231,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One trial as the database keeps it and as ``--json`` prints it."""
+    """One trial as the database keeps it and as ``--format json`` prints it."""
 
     problem: Problem
     config: NamedInts | None

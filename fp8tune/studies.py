@@ -160,14 +160,6 @@ def finalists_of(study: Study) -> Iterator[Finalist]:
             )
 
 
-def deciding_configs(study: Study) -> list[NamedInts]:
-    """Return the configs that a decided study's pick rests on: itself, today's, the default and its rivals."""
-    in_use = [study.today.config] if study.today else []
-    rivals = [config for config in (*in_use, study.default) if config in study.times_us]
-    next_best = [study.next_best.config] if study.next_best else []
-    return list(dict.fromkeys([study.choice.pick, *rivals, *next_best, *study.finals]))
-
-
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 

@@ -160,7 +160,7 @@ def test_imports_are_counted_once(tmp_path: Path) -> None:
     count = len(PUBLISHED.read_text().splitlines()) - 1
     for counts in (f"{count} results added, 0 already there", f"0 results added, {count} already there"):
         assert counts in fp8tune("db", "import", PUBLISHED, "--db", db).stdout
-    shown = json.loads(fp8tune("show", "--verdict", "published", "--db", db, "--json").stdout)
+    shown = json.loads(fp8tune("show", "--verdict", "published", "--db", db, "--format", "json").stdout)
     assert shown["kernels"]
 
 
@@ -185,7 +185,7 @@ def test_a_queued_sweep_is_done_by_a_worker(tmp_path: Path, monkeypatch: pytest.
     assert waiting.startswith("sweep:")
     monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
     assert fp8tune("worker", "--db", db).returncode == 0
-    status = json.loads(fp8tune("worker", "--status", "--json", "--db", db).stdout)
+    status = json.loads(fp8tune("worker", "--status", "--format", "json", "--db", db).stdout)
     assert {unit["state"] for unit in status["units"]} == {"done"}
     assert "1 queued sweep deleted" in fp8tune("db", "forget", waiting.split()[0], "--yes", "--db", db).stdout
 

@@ -77,7 +77,7 @@ def test_a_signal_is_one_line_and_its_code(number: int, code: int, message: str,
 
     def run() -> None:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)  # nohup
-        with mock.patch("sys.argv", ["fp8tune", *map(str, sweep), "--json"]):
+        with mock.patch("sys.argv", ["fp8tune", *map(str, sweep), "--format", "json"]):
             cli.main()
 
     running = Forked(run)
@@ -96,7 +96,7 @@ def test_a_size_without_a_right_config_is_1_and_a_specification_prints_nothing(t
     db, shapes = tmp_path / "r.db", tmp_path / "one.toml"
     shapes.write_text("[[rows]]\nM = 40\nK = 24\nN = 8\nE = 2\n")
     sweep = ("sweep", "--kernel", HOSTILE, "--shapes", shapes, "--db", db)
-    code, out, error = forked.ended(*sweep, "--json")
+    code, out, error = forked.ended(*sweep, "--format", "json")
     lines = [json.loads(line) for line in out.splitlines()]
     if any(line.get("kind") == "measured" for line in lines):
         pytest.skip("there is a GPU here")

@@ -8,18 +8,14 @@ import re
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import typer
 from command_line import fp8tune
-from database_rows import config, finished_sweep, problem
 
 from fp8tune.cli.program import command_line
-from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.plan.shapes import list_sets
-from fp8tune.store.results import Store
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:
@@ -65,25 +61,6 @@ def test_help_takes_little_cpu_time() -> None:
     for module in ("torch", "triton", "pandas", "numpy", "sqlalchemy", "pydantic", "rich.console"):
         assert not re.search(rf"\| +{re.escape(module)}$", done.stderr, re.MULTILINE), module
     assert after.ru_utime - before.ru_utime < 1.0  # 0.2 s on an idle machine
-
-
-@pytest.mark.parametrize(
-    ("line", "new"),
-    [*COMMANDS.items(), *((f"bench {old}", new) for old, new in OPTIONS.items())],
-)
-def test_an_old_name_is_one_line_with_the_new_one(line: str, new: str) -> None:
-    done = fp8tune(*line.split(), "x")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert new in done.stderr
-
-
-def test_hidden_aliases_work(tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "fp8tune.db"), create=True) as store:
-        finished_sweep(store, {problem(): {config(): 100.0}})
-    plain = fp8tune("show", "colwise", "--device", "sm_90", "--format", "json", cwd=tmp_path)
-    alias = fp8tune("show", "--kernel", "colwise", "--arch", "sm_90", "--json", cwd=tmp_path)
-    assert plain == alias
-    assert plain.returncode == 0
 
 
 def test_the_api_does_not_import_typer() -> None:

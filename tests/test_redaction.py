@@ -44,17 +44,17 @@ def urls(draw: st.DrawFn, parsed: bool = False) -> tuple[str, str]:
 @given(urls(), st.sampled_from(["{}", "--db={}"]))
 def test_a_stored_command_holds_no_password(url: tuple[str, str], how: str) -> None:
     text, password = url
-    command = command_line(["sweep", "--kernel", "colwise", how.format(text), "--json"])
+    command = command_line(["sweep", "--kernel", "colwise", how.format(text), "--quick"])
     assert password not in command
     assert command.startswith("fp8tune sweep --kernel colwise ")
-    assert command.endswith(" --json")
+    assert command.endswith(" --quick")
     assert password not in redacted(command)
 
 
 @given(urls())
 def test_a_message_holds_no_password_in_any_spelling(url: tuple[str, str]) -> None:
     text, password = url
-    for message in (text, f"{text} cannot be used", f"fp8tune sweep --db {text} --json"):
+    for message in (text, f"{text} cannot be used", f"fp8tune sweep --db {text} --quick"):
         if " --" not in password:
             assert password not in redacted(message)
     assert password not in without(passwords(text), f"the driver says: {password!s} is no password")
@@ -92,7 +92,7 @@ def stored_with(path: Path, command: str) -> None:
     connection.close()
 
 
-OLD = "fp8tune sweep --db postgresql://me:hunter2@host/db?sslpassword=hunter2 --json"
+OLD = "fp8tune sweep --db postgresql://me:hunter2@host/db?sslpassword=hunter2 --quick"
 
 
 def test_a_password_is_not_stored(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_an_import_takes_over_no_password(tmp_path: Path) -> None:
         ["show", "--db", "postgresql://me:hunter2@127.0.0.1:1/db"],
         ["show", "postgresql://me:hunter2@127.0.0.1:1/db"],
         ["doctor", "--db=postgresql://127.0.0.1:1/db?user=me&password=hunter2"],
-        ["doctor", "--db", "mysql://me:hunter2@127.0.0.1:1/db", "--json"],
+        ["doctor", "--db", "mysql://me:hunter2@127.0.0.1:1/db", "--format", "json"],
         ["sweep", "--timer", "simulated:1", "--db", "postgresql://me:hunter2@127.0.0.1:x1/db"],
         ["export", "--arch", "sm_90", "--db", "nosuch://me:hunter2@h/db"],
         ["show", "--seed=postgresql://me:hunter2@h/db"],

@@ -81,19 +81,10 @@ def _callback(name: str, declared: Command) -> Callable[..., Any]:
     """Return a function with a command's options as parameters, which imports the command and runs it."""
     hints = get_type_hints(declared.options, include_extras=True)
     parameters = [_parameter(field, hints[field.name]) for field in fields(declared.options)]
-    aliases = {f"alias_{alias.strip('-')}": field for alias, field in declared.aliases.items()}
-    parameters += [_keyword(alias, str, typer.Option(f"--{alias[6:]}", hidden=True)) for alias in aliases]
-    if "json" in str(hints.get("format")):
-        parameters.append(_keyword("as_json", bool, typer.Option("--json", hidden=True)))
     module, function = name.split()[0], name.split()[-1]
     function = f"{function}_" if keyword.iskeyword(function) else function
 
     def callback(**values: Any) -> Any:
-        if values.pop("as_json", False):
-            values["format"] = "json"
-        for alias, field in aliases.items():
-            value = values.pop(alias)
-            values[field] = values[field] if value is None else value
         if (db := values.get("db")) is not None:
             databases.check(db)
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

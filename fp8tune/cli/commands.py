@@ -6,8 +6,7 @@ The function of ``fp8tune NAME`` is ``NAME`` in :mod:`fp8tune.cli.NAME`; it is i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fp8tune import options
@@ -22,8 +21,6 @@ class Command:
     epilog: str = ""
     usage: str = ""
     """Arguments, as the first line of the help names them."""
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    """Hidden options, with the field that each sets."""
     takes_program: bool = False
     """True if everything after the first argument belongs to a program that the command runs."""
 
@@ -119,7 +116,6 @@ COMMANDS = {
         $ fp8tune show colwise M=16640,K=5120,G=16
         """,
         usage="[KERNEL [SIZE]]",
-        aliases={"--arch": "device", "--kernel": "kernel"},
     ),
     "export": Command(
         options.ExportOptions,

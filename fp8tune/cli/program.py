@@ -17,7 +17,6 @@ import typer
 
 from fp8tune.cli import streams
 from fp8tune.cli.adapter import build, print_help
-from fp8tune.cli.renamed import COMMANDS, OPTIONS
 from fp8tune.errors import Fp8tuneError, MachineError, UsageError
 from fp8tune.redaction import command_line as command_text
 from fp8tune.redaction import redacted
@@ -113,15 +112,10 @@ def _usage_message(error: Any) -> str:
     fix = f"did you mean {near}?" if near else f"see {path} --help"
     if match := re.match("No such command '(.*?)'", message):
         name = match[1]
-        if new := COMMANDS.get(name):
-            return f"{path} {name} is now {new}"
         close = difflib.get_close_matches(name, error.ctx.command.list_commands(error.ctx))
         return f"unknown command {name!r:.80}: " + (f"did you mean {' or '.join(close)}?" if close else fix)
     if option:
-        is_unknown = hasattr(error, "possibilities")
-        if is_unknown and option in OPTIONS:
-            return f"{option} of {path} is now {OPTIONS[option]}"
-        problem = "is unknown" if is_unknown else "needs a value"
+        problem = "is unknown" if hasattr(error, "possibilities") else "needs a value"
         return f"option {option:.80} of {path} {problem}: {fix}"
     if parameter := getattr(error, "param", None):
         return f"{parameter.opts[-1]}: {error.message.removeprefix('Value error, ').rstrip('.')} (see {path} --help)"

@@ -28,7 +28,7 @@ from fp8tune.records import Code, Compiler, Device, Facts, Kind, NamedInts
 from fp8tune.stats.same_code import Programs
 from fp8tune.store.layers import Layers
 from fp8tune.store.results import FASTEST, Store
-from fp8tune.studies import deciding_configs, is_stale, pick_of, read_studies
+from fp8tune.studies import is_stale, pick_of, read_studies
 
 OLD, NEW = (Compiler("sm_90", version, ptxas="12.8.93") for version in ("3.6.0", "3.9.0"))
 GFX = Device("gfx950", triton="3.7.1")
@@ -72,7 +72,6 @@ def test_a_pick_holds_for_another_triton_if_it_makes_the_same_code_of_pick_and_r
         swept(store)
         store.keep_programs(NEW, code(**new))
         programs, (study,) = Programs(store.programs()), read_studies(store)
-        assert set(deciding_configs(study)) == set(TIMES)
         for pick in (study, pick_of(study)):
             assert programs.is_unchanged(pick, UPGRADED) == is_unchanged
             assert programs.is_unchanged(pick, H100)
