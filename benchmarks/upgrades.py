@@ -32,7 +32,7 @@ from fp8tune.sweeping import planning, session
 from fp8tune.sweeping.events import TrialDone
 
 SWEEP = SweepOptions(
-    kernel=("transpose-3d-atomic", "rowwise-colwise", "swiglu-rowwise"),
+    kernel=("transpose-3d-atomic", "colwise-dual", "swiglu-rowwise"),
     shapes=("llama4", "deepseek-v3"),
     timer="simulated:7,triton=1",
 )

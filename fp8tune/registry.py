@@ -30,4 +30,8 @@ def registered(group: str) -> Mapping[str, str]:
     if project.is_file():  # a checkout on PYTHONPATH has no metadata
         declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("entry-points", {})
         paths |= declared.get(group, {})
-    return paths | {point.name: point.value for point in entry_points(group=group) if point.name not in paths}
+    for point in entry_points(group=group):
+        # metadata of a checkout may be older than its files, and name kernels that are gone
+        if not (project.is_file() and point.module.startswith("fp8tune_kernels.")):
+            paths.setdefault(point.name, point.value)
+    return paths

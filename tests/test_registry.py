@@ -32,7 +32,8 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     info = tmp_path / "other_kernels-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-kernels\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{registry.KERNELS}]\nother-kernel = other_kernels:SPEC\n")
+    points = f"[{registry.KERNELS}]\nother-kernel = other_kernels:SPEC\ngone = fp8tune_kernels.gone:SPEC\n"
+    (info / "entry_points.txt").write_text(points)  # the second as metadata of an older checkout has it
     monkeypatch.syspath_prepend(tmp_path)
     registry.registered.cache_clear()
     yield

@@ -11,8 +11,8 @@ VALUES_A_THREAD = 64
 """Of rows in registers, for a config that was measured on shorter ones. With 112 of each operand ``swiglu-gradient`` of
 14,336 columns took 779 us on an H200, 4.8 times as long as a copy; with 56 to 64, of 7,168 and 8,192, 1.3 times."""
 
-_2D = ("colwise", "rowwise-2d", "rowwise", "colwise-dual", "rowwise-colwise")
-_3D = ("colwise-3d", "transpose-3d-atomic", "transpose-3d-reduction", "colwise-transpose-3d")
+_2D = ("colwise", "rowwise-2d", "rowwise", "colwise-dual")
+_3D = ("colwise-3d", "transpose-3d-atomic", "transpose-3d-reduction")
 
 QUANTIZERS = (*_2D, *_3D, "rowwise-factored", "mxfp8-dim0", "mxfp8-dim1", "mxfp8-dim1-3d", "mxfp8-dim1-3d-via-2d")
 """Casts to FP8."""

@@ -9,7 +9,6 @@ redistributes what lies otherwise.
     quantize_mxfp8_dim1                         x on columns                            codes on columns, scales on 0
     quantize_colwise_3d                         w on E, or on N                         codes and scales likewise
     quantize_transpose_3d_...                   w on E, or on K                         codes and scales likewise
-    quantize_colwise_transpose_3d               w on E                                  codes and scales on E
     quantize_mxfp8_dim1_3d...                   w on E, or on K                         codes likewise, scales on E or 1
 
 Everything may be replicated, and what is not named here has to be: the scales of columns of groups lie as one row, in
@@ -44,13 +43,11 @@ RULES: dict[str, tuple[Case, ...]] = {
     "quantize_colwise_3d": (((Shard(0), Shard(0)), (Shard(0),)), ((_LAST, _LAST), (_LAST,))),
     "quantize_transpose_3d_atomic": (((Shard(0), Shard(0)), (Shard(0),)), ((_LAST, _LAST), (Shard(1),))),
     "quantize_transpose_3d_reduction": (((Shard(0), Shard(0)), (Shard(0),)), ((_LAST, _LAST), (Shard(1),))),
-    "quantize_colwise_transpose_3d": (((Shard(0),) * 4, (Shard(0),)),),
     "quantize_mxfp8_dim1_3d": (((Shard(0), Shard(0)), (Shard(0),)), ((_LAST, Shard(1)), (_LAST,))),
     "quantize_mxfp8_dim1_3d_via_2d": (((Shard(0), Shard(0)), (Shard(0),)), ((_LAST, Shard(1)), (_LAST,))),
     "quantize_rowwise": (),
     "quantize_colwise": (),
     "quantize_colwise_dual": (),
-    "quantize_rowwise_colwise": (),
 }
 """Operator -> the cases beside that in which everything is replicated."""
 

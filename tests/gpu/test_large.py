@@ -49,12 +49,10 @@ LARGE = {
     "colwise": Large(NamedInts(M=262_200, K=8200, G=5), axis=1, scales_axis=1),
     "rowwise": Large(NamedInts(N=8200, M=262_200, G=5), axis=0, scales_axis=1),
     "colwise-dual": Large(NamedInts(M=262_200, N=8200, K=8200, G=5), axis=1, scales_axis=1),
-    "rowwise-colwise": Large(NamedInts(M=262_200, K=8200, G=5), axis=1, scales_axis=1),
     "mxfp8-dim0": Large(NamedInts(M=262_208, K=8200), axis=0, scales_axis=0),
     "mxfp8-dim1": Large(NamedInts(M=262_208, K=8200), axis=1, scales_axis=0),
     "colwise-3d": Large(WEIGHTS, axis=0, scales_axis=0),
     "transpose-3d-atomic": Large(WEIGHTS, axis=0, scales_axis=0),
-    "colwise-transpose-3d": Large(WEIGHTS, axis=0, scales_axis=0),
     "transpose-3d-reduction": Large(WEIGHTS, axis=0, scales_axis=0),
     "rowwise-factored": Large(NamedInts(M=262_200, K=8200, G=5), axis=0, scales_axis=0, cuts_groups=True),
     "swiglu-rowwise": Large(NamedInts(M=262_200, N=8200, G=5, keep=1), axis=0, scales_axis=0, cuts_groups=True),
@@ -116,15 +114,6 @@ def _part(value: Any, large: Large, length: int, start: int, count: int) -> Any:
     return value
 
 
-def halves(
-    kernel: str, inputs: tuple[Any, ...], outputs: tuple[torch.Tensor, ...]
-) -> list[tuple[str, tuple[Any, ...], tuple[torch.Tensor, ...]]]:
-    """(kernel, inputs, outputs) whose parts do not depend on each other: the rows and the columns of one, else all."""
-    if kernel != "rowwise-colwise":
-        return [(kernel, inputs, outputs)]
-    return [("rowwise-2d", (inputs[0], *inputs[2:4]), outputs[:2]), ("colwise", inputs, outputs[2:])]
-
-
 def by_group(shape: NamedInts, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """The outputs that have elements, with group-major scales as ``(G, columns)``."""
     groups = shape.get("G")
@@ -142,11 +131,10 @@ def check_all(spec: KernelSpec, problem: Problem, inputs: tuple[Any, ...]) -> No
         spec.launch(config, inputs, outputs)
         if spec.unwritten is not None:
             spec.unwritten(inputs, outputs)
-        for half, half_inputs, half_outputs in halves(spec.name, inputs, outputs):
-            for arguments, results in parts(LARGE[half], half_inputs, by_group(problem.shape, half_outputs)):
-                expected = by_group(problem.shape, catalog.load(half).reference(*arguments))
-                for index, (output, right) in enumerate(zip(results, expected, strict=True)):
-                    assert EXACT.difference(output, right) is None, f"{half}, output {index}, {config}"
+        for arguments, results in parts(LARGE[spec.name], inputs, by_group(problem.shape, outputs)):
+            expected = by_group(problem.shape, spec.reference(*arguments))
+            for index, (output, right) in enumerate(zip(results, expected, strict=True)):
+                assert EXACT.difference(output, right) is None, f"{spec.name}, output {index}, {config}"
 
 
 @pytest.mark.gpu
@@ -185,15 +173,11 @@ def test_the_parts_of_a_problem_are_all_of_it(kernel: str) -> None:
         "cpu",
     )
     whole = spec.reference(*inputs)
-    counts = []
-    for half, half_inputs, half_outputs in halves(kernel, inputs, whole):
-        counted = [0] * len(half_outputs)
-        for arguments, right in parts(LARGE[half], half_inputs, by_group(shape, half_outputs), elements=900):
-            expected = by_group(shape, catalog.load(half).reference(*arguments))
-            for index, (single, second) in enumerate(zip(expected, right, strict=True)):
-                assert EXACT.difference(single, second) is None
-                counted[index] += single.numel()
-        counts += counted
+    counts = [0] * len(whole)
+    for arguments, right in parts(LARGE[kernel], inputs, by_group(shape, whole), elements=900):
+        for index, (single, second) in enumerate(zip(by_group(shape, spec.reference(*arguments)), right, strict=True)):
+            assert EXACT.difference(single, second) is None
+            counts[index] += single.numel()
     assert [*filter(None, counts)] == [output.numel() for output in whole if output.numel()]
 
 

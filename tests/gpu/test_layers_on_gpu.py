@@ -62,7 +62,6 @@ def operands_of_layer(routing: str = "", seed: int = 0, tokens: int = T) -> tupl
 STEPS: dict[str, tuple[Step, Callable[..., torch.Tensor], Callable[..., tuple[torch.Tensor, ...]]]] = {
     "fp8": (product, fp8_grouped_mm, operands_of_product),
     "auto": (product, partial(fp8_grouped_mm, precision="auto"), operands_of_product),
-    "kept": (product, partial(fp8_grouped_mm, keep_fp8=("A", "B_t")), operands_of_product),
     "mxfp8": (product, partial(mxfp8_grouped_mm, pad_token_groups=True), operands_of_product),
     "layer, fp8": (layer, moe_layer, operands_of_layer),
     "layer, bf16": (layer, partial(moe_layer, precision="bf16"), operands_of_layer),

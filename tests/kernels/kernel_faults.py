@@ -46,10 +46,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "tl.program_id(0)",
     ),
     "colwise-dual: the second matrix without programs": ('max(programs) if config["LEAD"] else sum', "max"),
-    "rowwise-colwise, both_ways: columns' maxima of another group": (
-        "amax_ptr + old.group * matrix.K + columns",
-        "amax_ptr + columns",
-    ),
     "colwise-3d, rowwise_2d: codes past the last row": (
         "in_rows = (rows < M)[",
         "in_rows = (rows < tl.cdiv(M, BLOCK_SIZE) * BLOCK_SIZE)[",
@@ -63,7 +59,6 @@ FAULTS: dict[str, tuple[str, ...]] = {
         "scales_ptr, E * N,",
         "scales_ptr, E * N - 1,",
     ),
-    "colwise-transpose-3d: codes of another expert": ("* (K - 1),", "* (K - 2),"),
     "rowwise-factored: the column scales of another group": (
         "column_scales_ptr + block.group.to(tl.int64) * K",
         "column_scales_ptr + block.group.to(tl.int64) * 0",

@@ -20,8 +20,6 @@ TRANSPOSING = (
     "colwise-dual",
     "colwise-dual panels",
     "rowwise twice",
-    "rowwise-colwise",
-    "colwise-transpose-3d",
     "transpose-3d-atomic",
     "transpose-3d-reduction",
 )

@@ -17,8 +17,6 @@ from fp8tune.measure.edges import fill_integers
 from fp8tune_kernels import catalog, fp8_grouped_mm, functional, interpreter, mxfp8_grouped_mm, quantize_weights
 from fp8tune_kernels.arches import default_fp8_dtype
 from fp8tune_kernels.gemm import grouped_mm
-from fp8tune_kernels.gemm.grouped_contraction import ALIGNMENT
-from fp8tune_kernels.groups import padded_rows
 from fp8tune_kernels.quantize.arithmetic import FP8_MAX
 from fp8tune_kernels.runtime.lookup import running_arch
 from fp8tune_kernels.spec import ROUTINGS
@@ -32,10 +30,6 @@ padded_mxfp8 = partial(mxfp8_grouped_mm, pad_token_groups=True)
 
 WAYS: dict[str, tuple[Make, dict[str, Any]]] = {
     "default": (viewed, {}),
-    "padded": (viewed, {"pad_token_groups": True}),
-    "A kept": (viewed, {"keep_fp8": ("A",)}),
-    "B_t kept": (viewed, {"keep_fp8": ("B_t",)}),
-    "both kept": (viewed, {"keep_fp8": ("A", "B_t")}),
     "weights once": (quantize_weights, {}),
     "folded": (viewed, {"recipe": "folded"}),
     "folded, weights once": (partial(quantize_weights, recipe="folded"), {}),
@@ -96,12 +90,11 @@ def test_output_and_gradients_are_those_of_the_recipe(recipe: str, routing: str,
 @pytest.mark.parametrize(
     ("routing", "dtype"), [("empty", torch.bfloat16), ("ragged", torch.float32), ("one-giant", torch.float16)]
 )
-def test_every_way_gives_the_bytes_of_the_default(routing: str, dtype: torch.dtype, device: str) -> None:
+def test_weights_quantized_once_give_the_same_bytes(routing: str, dtype: torch.dtype, device: str) -> None:
     """Other dtypes are quantized as they are."""
     layer = random_layer(routing, device, dtype)
     right = run(layer)
-    for way in ("padded", "A kept", "B_t kept", "both kept", "weights once"):
-        assert_same(by_way(layer, way), right)
+    assert_same(by_way(layer, "weights once"), right)
     for result, recipe in zip(right, by_group(layer, of_fp8), strict=True):
         assert sqnr_db(result, recipe) > 45
 
@@ -239,7 +232,7 @@ def test_checkpointing_single_gradients_and_autocast_change_nothing(way: str, de
         assert_same(tuple(x.bfloat16() for x in results), by_way(wide.of_dtype(torch.bfloat16), way))
 
 
-@pytest.mark.parametrize("way", ["default", "both kept", "folded", "bf16"])
+@pytest.mark.parametrize("way", ["default", "folded", "bf16"])
 def test_torch_compile_traces_it_whole_for_any_number_of_rows(way: str, device: str) -> None:
     torch._dynamo.reset()
 
@@ -252,13 +245,14 @@ def test_torch_compile_traces_it_whole_for_any_number_of_rows(way: str, device: 
         assert_same(run(layer, compiled), run(layer, call))
 
 
-@both
-@pytest.mark.parametrize("pad_token_groups", [False, True])
-def test_meta_tensors_pass_and_a_module_is_exported(multiply: Any, pad_token_groups: bool) -> None:
+@pytest.mark.parametrize(
+    ("multiply", "is_strict"), [(fp8_grouped_mm, False), (mxfp8_grouped_mm, False), (padded_mxfp8, True)]
+)
+def test_meta_tensors_pass_and_a_module_is_exported(multiply: Any, is_strict: bool) -> None:
     A, w, offs = (x.to("meta") for x in (in_32s("cpu")[0], torch.zeros(E, 32, K).bfloat16(), in_32s("cpu")[2]))
     A.requires_grad_()
     w.requires_grad_()
-    out = multiply(A, w.mT, offs, pad_token_groups=pad_token_groups)
+    out = multiply(A, w.mT, offs)
     assert (out.shape, out.stride(), out.dtype, out.is_meta) == ((M, 32), (32, 1), torch.bfloat16, True)
     out.sum().backward()
     for operand in (A, w):
@@ -271,17 +265,17 @@ def test_meta_tensors_pass_and_a_module_is_exported(multiply: Any, pad_token_gro
             self.weights = torch.nn.Parameter(in_32s("cpu")[1].mT.clone())
 
         def forward(self, A: Tensor, offs: Tensor) -> Any:
-            return multiply(A, self.weights.mT, offs, pad_token_groups=pad_token_groups)
+            return multiply(A, self.weights.mT, offs)
 
     model, inputs = Experts(), (in_32s("cpu")[0], in_32s("cpu")[2])
-    exported = torch.export.export(model, inputs, strict=pad_token_groups).module()
+    exported = torch.export.export(model, inputs, strict=is_strict).module()
     assert torch.equal(exported(*inputs), model(*inputs))
 
 
 @pytest.mark.parametrize(
     ("multiply", "options"),
     [
-        *((fp8_grouped_mm, WAYS[way][1]) for way in ("default", "padded", "both kept", "folded")),
+        *((fp8_grouped_mm, WAYS[way][1]) for way in ("default", "folded")),
         *((mxfp8_grouped_mm, {"pad_token_groups": is_padded}) for is_padded in (False, True)),
     ],
 )
@@ -303,8 +297,6 @@ def test_the_operators_are_what_torch_library_expects(recipe: str) -> None:
         of_A, of_B = [layer.A], [layer.B_t]
         if recipe == "folded":
             of_A, of_B = saved[:-2], [saved[-2], None, saved[-1]]
-        elif saved:
-            of_A, of_B = saved[:2], saved[2:]
         needs_grad = needs_grad if of_A else (True, False)
         backward = layer.grad, of_A, of_B, layer.offs, recipe, None, *needs_grad, False
         for operator, arguments in ((ops.grouped_mm_forward, forward), (ops.grouped_mm_gradients, backward)):
@@ -327,16 +319,11 @@ def saved_bytes(layer: Layer, **options: Any) -> dict[torch.dtype, int]:
     return saved
 
 
-def test_what_is_kept_is_half_of_the_activation_and_a_byte_a_weight(device: str) -> None:
-    layer, scales, codes = random_layer("balanced", device), 4 * E * K, torch.float8_e4m3fn
-    offs = {torch.int32: 4 * E}
-    A, B, half_A, half_B = 2 * M * K, 2 * E * N * K, padded_rows(M, E, ALIGNMENT) * K, E * N * K
-    assert saved_bytes(layer) == {torch.bfloat16: A + B, **offs}
-    assert saved_bytes(layer, keep_fp8=("A",)) == {torch.bfloat16: B, codes: half_A, torch.float32: scales, **offs}
-    assert saved_bytes(layer, keep_fp8=("B_t",)) == {torch.bfloat16: A, codes: half_B, torch.float32: scales, **offs}
-    assert saved_bytes(layer, keep_fp8=("A", "B_t")) == {codes: half_A + half_B, torch.float32: 2 * scales, **offs}
+def test_the_folded_recipe_keeps_a_byte_of_each_operand_and_the_default_both(device: str) -> None:
+    layer = random_layer("balanced", device)
+    assert saved_bytes(layer) == {torch.bfloat16: 2 * (M * K + E * N * K), torch.int32: 4 * E}
     folded = saved_bytes(layer, recipe="folded")
-    assert folded[codes] == M * K + E * N * K
+    assert folded[torch.float8_e4m3fn] == M * K + E * N * K
     assert torch.bfloat16 not in folded
 
 
@@ -344,21 +331,18 @@ def test_what_is_kept_is_half_of_the_activation_and_a_byte_a_weight(device: str)
 
 
 @pytest.mark.parametrize(
-    ("pays", "dtype", "keep_fp8", "is_fp8"),
+    ("pays", "dtype", "is_fp8"),
     [
-        (True, torch.bfloat16, (), True),
-        (False, torch.bfloat16, (), False),
-        (False, torch.float32, (), True),  # what is not bfloat16 is multiplied in FP8, and what is to be kept
-        (False, torch.bfloat16, ("A",), True),
+        (True, torch.bfloat16, True),
+        (False, torch.bfloat16, False),
+        (False, torch.float32, True),  # what is not bfloat16 is multiplied in FP8
     ],
 )
-def test_auto_asks_the_rule(
-    pays: bool, dtype: torch.dtype, keep_fp8: tuple[str, ...], is_fp8: bool, device: str, monkeypatch: Any
-) -> None:
+def test_auto_asks_the_rule(pays: bool, dtype: torch.dtype, is_fp8: bool, device: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(grouped_mm, "is_fp8_product", lambda *sizes: pays)
     layer = random_layer("ragged", device, dtype)
     right = run(layer, precision="fp8" if is_fp8 else "bf16")
-    assert_same(run(layer, precision="auto", keep_fp8=keep_fp8), right)
+    assert_same(run(layer, precision="auto"), right)
     assert not torch.equal(right[0], run(layer, precision="bf16" if is_fp8 else "fp8")[0])
 
 
@@ -433,8 +417,6 @@ def test_wrong_options_are_refused(device: str) -> None:
         ("precision", layer.B_t, {"precision": "fp4"}),
         ("recipe", layer.B_t, {"recipe": "linen"}),
         ("precision", layer.B_t, {"recipe": "folded", "precision": "auto"}),
-        ("keep_fp8", layer.B_t, {"recipe": "folded", "keep_fp8": ("A",)}),
-        ("keep_fp8", layer.B_t, {"keep_fp8": ("grad", "A", "B")}),
         ("recipe", folded, {"recipe": "default"}),
         ("B_t", layer.B_t.contiguous(), {"recipe": "folded"}),
     ]

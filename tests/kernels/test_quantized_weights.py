@@ -17,15 +17,15 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8tune_kernels import (
     QuantizedWeights,
-    fp8_grouped_mm,
+    catalog,
     quantize_colwise_3d,
     quantize_transpose_3d_atomic,
     quantize_weights,
 )
+from fp8tune_kernels import fp8_grouped_mm as multiply
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
 
-multiply = partial(fp8_grouped_mm, pad_token_groups=True)
 refused = partial(pytest.raises, RuntimeError)
 CHANGED = r"^w changed after quantization"
 
@@ -45,6 +45,21 @@ def test_codes_are_those_of_the_two_kernels(device: str) -> None:
     quantized = quantize_weights(layer.weights)
     assert_same(quantized.codes, (*quantize_colwise_3d(layer.B_t), *quantize_transpose_3d_atomic(layer.B_t)))
     assert quantized.weights.data_ptr() == layer.weights.data_ptr()
+
+
+@pytest.mark.parametrize("layout", ["ENK", "EKN"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_codes_are_those_of_all_experts_as_one_matrix(layout: str, dtype: torch.dtype) -> None:
+    """By the references of casts of rows, and of columns in equal groups."""
+    w = torch.randn(E, 48, 80, generator=torch.Generator().manual_seed(0)).to(dtype)
+    matrix, options = w.view(E * 48, 80), (torch.float8_e4m3fn, True)
+    q, scales = catalog.load("rowwise-2d").reference(matrix, *options)
+    of_rows = q.view(w.shape).mT, scales.view(E, 1, 48)
+    q, scales = catalog.load("colwise").reference(matrix, 48 * torch.arange(1, E + 1).int(), *options)
+    of_columns = q.view(w.shape), scales.view(E, 1, 80)
+    right = (*of_rows, *of_columns) if layout == "ENK" else (*of_columns, *of_rows)
+    codes = quantize_weights(w, layout=layout, float8_dtype=options[0]).codes
+    assert_same([x.contiguous() for x in codes], [x.contiguous() for x in right])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

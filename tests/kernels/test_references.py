@@ -225,18 +225,14 @@ def test_codes_and_scales_are_those_of_the_formulas(kernel: str, fp8_dtype: str)
 
 
 def test_what_two_kernels_write_at_once_is_what_they_write() -> None:
-    """``colwise-dual``, ``rowwise-colwise`` and ``colwise-transpose-3d``; ``mxfp8-dim1-3d-via-2d`` takes two steps."""
+    """``colwise-dual``; ``rowwise`` writes ``colwise``, and ``mxfp8-dim1-3d-via-2d`` takes two steps."""
     reference = {kernel: catalog.load(kernel).reference for kernel in catalog.QUANTIZERS}
     x, y, *rest = catalog.load("colwise-dual").inputs(Problem("", NamedInts(M=33, N=7, K=5, G=4), "ragged"), "cpu")
     of_x, of_y = (reference["colwise"](matrix, *rest) for matrix in (x, y))
     assert_same_bits(reference["colwise-dual"](x, y, *rest), (*of_x, *of_y))
-    assert_same_bits(reference["rowwise-colwise"](x, *rest), (*reference["rowwise-2d"](x, *rest[1:3]), *of_x))
     q, scales = reference["rowwise"](x.t(), *rest[:3])
     assert torch.equal(q.t().float(), of_x[0].float())
     assert torch.equal(scales, of_x[1])
-    w, *how = catalog.load("colwise-3d").inputs(Problem("", NamedInts(E=2, N=13, K=11)), "cpu")
-    both = *reference["colwise-3d"](w, *how), *reference["transpose-3d-reduction"](w, *how)
-    assert_same_bits(reference["colwise-transpose-3d"](w, *how), both)
     one_step, two_steps = catalog.load("mxfp8-dim1-3d"), catalog.load("mxfp8-dim1-3d-via-2d")
     inputs = one_step.inputs(Problem("", NamedInts(E=2, N=45, K=3), scale_mode="floor"), "cpu")
     assert_same_bits(one_step.reference(*inputs), two_steps.reference(*inputs))

@@ -148,7 +148,6 @@ M, N, K, G = 800, 256, 512, 4
 
 BYTES = {
     **dict.fromkeys(catalog.QUANTIZERS, 3),
-    **dict.fromkeys(("rowwise-colwise", "colwise-transpose-3d"), 4),
     **dict.fromkeys(catalog.TRANSPOSERS, 2),
 }
 """For each element of the matrices: two of bfloat16, and one for each of its codes."""

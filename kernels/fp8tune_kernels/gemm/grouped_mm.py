@@ -10,14 +10,14 @@
 A recipe says how often an operand is cast. All scales are powers of two. Bytes that move in a step, and that are held
 between the passes, for an element of bfloat16:
 
-            by default                      where kept                 folded
-    A       3 rowwise-2d + 3 colwise        4 rowwise-colwise          3 rowwise-2d + 2 transposed-codes
-    grad    3 rowwise-2d + 3 colwise        4 rowwise-colwise (of A)   3 rowwise-factored + 2 transposed-codes
-    B_t     3 colwise-3d + 3 transpose-3d   4 colwise-transpose-3d     3 colwise-3d + 2 transposed-codes-3d
-    held    2 of A, 0 of the parameter      1 of A, 1 of B_t           1 of A, 1 of B_t
+            by default                      folded
+    A       3 rowwise-2d + 3 colwise        3 rowwise-2d + 2 transposed-codes
+    grad    3 rowwise-2d + 3 colwise        3 rowwise-factored + 2 transposed-codes
+    B_t     3 colwise-3d + 3 transpose-3d   3 colwise-3d + 2 transposed-codes-3d
+    held    2 of A, 0 of the parameter      1 of A, 1 of B_t
 
-They hold where L2 (about 32 MiB on an H100) has a whole group or expert, but for the folded recipe, which reads its
-inputs once. That casts each operand along its rows: A = Aq / s, B[e] = Bq[e] / w[e], a w an output column, and the
+Casts of columns read a group or expert once from memory only where L2 (about 32 MiB on an H100) has all of it. The
+folded recipe casts each operand along its rows: A = Aq / s, B[e] = Bq[e] / w[e], a w an output column, and the
 gradient once w is folded into it: grad = Gq / r * w. So
 
     out    = A @ B_t          = (Aq @ Bq_t) / s / w                      as by default, to the same bytes
@@ -35,14 +35,14 @@ waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..catalog import RECIPES
-from ..quantize import colwise, colwise_dual, rowwise_2d, rowwise_colwise, rowwise_factored, transposed_codes
+from ..quantize import colwise, colwise_dual, rowwise_2d, rowwise_factored, transposed_codes
 from ..quantize.row_shifts import shifts_and_scales
 from ..runtime.checks import check_choice, check_ends, check_matrix, check_offsets, check_weights, fp8_dtype_for, refuse
 from ..runtime.ops import differentiable_once, is_traced, step
@@ -72,20 +72,15 @@ def fp8_grouped_mm(
     out_dtype: torch.dtype | None = None,
     *,
     float8_dtype: torch.dtype | None = None,
-    pad_token_groups: bool = False,
-    keep_fp8: Collection[str] = (),
     precision: str = "fp8",
     recipe: str | None = None,
 ) -> Tensor:
     """Return ``A[rows of e] @ B_t[e]`` for every expert e, multiplied in FP8; differentiable once, in A and B_t.
 
     ``B_t`` may be a snapshot by :func:`fp8tune_kernels.quantize_weights`; gradients reach its weights.
-    ``pad_token_groups`` is there for callers of older versions, and changes nothing: groups may have any size.
-    ``keep_fp8``: which of ``"A"`` and ``"B_t"`` to keep in FP8 for the backward pass, if a gradient asks for it. The
-    results are the same bytes.
     ``precision``: ``"fp8"``; ``"bf16"``, by torch's grouped GEMM; ``"auto"``, the one that
     :mod:`fp8tune_kernels.gemm.precision` expects to take less time for these shapes. ``"auto"`` is FP8 for weights that
-    were quantized before, operands that are kept, and other dtypes than bfloat16.
+    were quantized before, and for other dtypes than bfloat16.
     ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
     and folds their scales into the casts of the gradient. The result is the same bytes, gradients are not. None is what
     ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
@@ -97,10 +92,9 @@ def fp8_grouped_mm(
 
     Raises ValueError, before any launch, naming the argument: a wrong dtype, rank, stride or device; K or N that is no
     multiple of 16; another number of groups than experts; an ``out_dtype`` or ``float8_dtype`` the GEMM does not have;
-    another ``precision`` or ``recipe``; another name in ``keep_fp8``; ``precision="bf16"`` with ``keep_fp8`` or
-    quantized weights; a folded recipe with another precision than FP8, ``keep_fp8``, row-major weights or weights
-    quantized for another recipe; a ``bias`` of another shape; ``offs`` that
-    are None, as for two operands of three dimensions; on a CPU ``offs`` that decrease or pass M.
+    another ``precision`` or ``recipe``; ``precision="bf16"`` with quantized weights; a folded recipe with another
+    precision than FP8, row-major weights or weights quantized for another recipe; a ``bias`` of another shape; ``offs``
+    that are None, as for two operands of three dimensions; on a CPU ``offs`` that decrease or pass M.
     """
     codes_B: tuple[Tensor, ...] = ()
     is_quantized = not isinstance(B_t, Tensor)  # a compiler does not trace the truth of a tuple
@@ -113,39 +107,30 @@ def fp8_grouped_mm(
     A, B_t, offs = checked_operands(A, B_t, offs, bias, out_dtype, GEMM_MULTIPLE, are_weights_read=not is_quantized)
     if float8_dtype not in (None, *GEMM_DTYPES):  # what of it the device decides, the operators check
         raise ValueError(f"float8_dtype is {float8_dtype}, wanted None or {' or '.join(map(str, GEMM_DTYPES))}")
-    recipe = _recipe(recipe, precision, keep_fp8, A, B_t, is_quantized)
-    is_recorded = torch.is_grad_enabled()
-    keeps_a, keeps_b = is_recorded and B_t.requires_grad, is_recorded and A.requires_grad
+    recipe = _recipe(recipe, precision, A, B_t, is_quantized)
     if recipe == "bf16":
         A, B_t = A.to(torch.bfloat16), B_t.to(torch.bfloat16)
-    elif recipe == "default":
-        keeps_a, keeps_b = keeps_a and "A" in keep_fp8, keeps_b and "B_t" in keep_fp8
+    keeps = recipe == "folded" and torch.is_grad_enabled()
+    keeps_a, keeps_b = keeps and B_t.requires_grad, keeps and A.requires_grad
     out = _apply(A, B_t, offs, _Options(recipe, float8_dtype, keeps_a, keeps_b), *codes_B)
     return finished(out, offs, bias, out_dtype)
 
 
-def _recipe(
-    recipe: str | None, precision: str, keep_fp8: Collection[str], A: Tensor, B_t: Tensor, is_quantized: bool
-) -> str:
+def _recipe(recipe: str | None, precision: str, A: Tensor, B_t: Tensor, is_quantized: bool) -> str:
     """Return ``default``, ``folded`` or ``bf16``."""
     check_choice("recipe", "default" if recipe is None else recipe, RECIPES)
     check_choice("precision", precision, PRECISIONS)
     if recipe == "folded":
         if precision != "fp8":
             raise ValueError(f"precision is {precision!r}, wanted 'fp8': the folded recipe has no pass in bfloat16")
-        if keep_fp8:
-            raise ValueError("keep_fp8 has names, wanted none: the folded recipe keeps all it needs in FP8")
         if B_t.is_contiguous():
             raise ValueError("B_t is row-major, wanted weights.transpose(1, 2): the folded recipe has no other kernel")
         return recipe
-    if keep_fp8 and (unknown := set(keep_fp8) - {"A", "B_t"}):
-        raise ValueError(f"keep_fp8 has {', '.join(map(repr, sorted(unknown)))}, wanted 'A' and 'B_t', either or none")
     if precision == "fp8":
         return "default"
-    if is_quantized or keep_fp8:
+    if is_quantized:
         if precision == "bf16":
-            name = "B_t that was quantized" if is_quantized else "keep_fp8"
-            raise ValueError(f"precision is 'bf16', wanted 'fp8' or 'auto' with {name}")
+            raise ValueError("precision is 'bf16', wanted 'fp8' or 'auto' with B_t that was quantized")
         return "default"
     if precision == "auto":
         (M, K), (E, _, N) = A.shape, B_t.shape
@@ -158,8 +143,9 @@ class _Options(NamedTuple):
     recipe: str
     float8_dtype: torch.dtype | None
     keeps_a: bool
-    """FP8 values of A for the weight gradient; in the folded recipe True if there is to be one."""
+    """Keep FP8 values of A for the weight gradient, as the folded recipe does."""
     keeps_b: bool
+    """Likewise those of B_t for the input gradient."""
 
 
 class _GroupedMM(torch.autograd.Function):
@@ -172,17 +158,15 @@ class _GroupedMM(torch.autograd.Function):
     def forward(ctx: Any, A: Tensor, B_t: Tensor, offs: Tensor, options: _Options, *codes_B: Tensor) -> Tensor:
         recipe, _, keeps_a, keeps_b = options
         out, *made = _forward(A, B_t, offs, codes_B[:2], *options)
-        of_A: Any = made[:2] if keeps_a and recipe != "bf16" else (A,)
+        of_A: Any = (A,)
         of_B: Any = (B_t,)
         if recipe == "folded":
-            of_A = of_A if keeps_a else ()
+            of_A = made[:2] if keeps_a else ()
             transposed = codes_B[2] if len(codes_B) and keeps_b else None  # a compiler knows no truth of a tuple
             q_B = None if len(codes_B) or not keeps_b else made[-2]
             of_B = q_B, transposed, codes_B[1] if len(codes_B) else made[-1]
         elif len(codes_B):
             of_B = codes_B[2:]
-        elif keeps_b and recipe == "default":
-            of_B = made[-2:]
         ctx.save_for_backward(*of_A, *of_B, offs)
         ctx.options, ctx.count, ctx.dtypes = options, len(of_A), (A.dtype, B_t.dtype)
         ctx.is_row_major = B_t.is_contiguous()
@@ -221,19 +205,11 @@ def _run_forward(
         check_ends(offs, A.shape[0])
     if recipe == "bf16":
         return [passes.multiply_bf16(A, B_t, offs)]
-    dtype, held = fp8_dtype_for(A.device, float8_dtype), list[Tensor]()
-    if keeps_a and recipe == "default":
-        both = rowwise_colwise.SPEC(A, offs, dtype, True, ALIGNMENT)
-        rows = both[:2]
-        held += both[2:]
-    else:
-        rows = rowwise_2d.SPEC(A, dtype, True)
-        held += rows if keeps_a else ()
+    dtype = fp8_dtype_for(A.device, float8_dtype)
+    rows = rowwise_2d.SPEC(A, dtype, True)
+    held = [*rows] if keeps_a else []
     if len(codes_B):
         weights = tuple(codes_B)
-    elif keeps_b and recipe == "default":
-        weights, transposed = passes.quantize_both_ways(B_t.mT, dtype)
-        held += transposed
     else:
         weights = passes.quantize_stored(B_t.mT, dtype)
         held += weights if recipe == "folded" else ()
@@ -253,7 +229,7 @@ def _run_gradients(
 ) -> list[Tensor]:
     """Return the gradients that are wanted: of A, (M, K), and of the weights as they lie, (E, N, K) or (E, K, N).
 
-    ``of_A``, ``of_B``: operands, or FP8 values and scales that were kept.
+    ``of_A``, ``of_B``: operands, or FP8 values and scales from before.
     """
     if recipe == "folded":
         return _folded_gradients(grad, of_A, of_B, offs, wants_A, wants_B)
@@ -266,23 +242,17 @@ def _run_gradients(
             gradients.append(passes.contract_bf16(*_ordered(grad, of_A[0], is_row_major), offs=offs))
         return gradients
     dtype = fp8_dtype_for(grad.device, float8_dtype)
-    rows, columns = tuple[Tensor, ...](), tuple[Tensor, ...]()
-    if len(of_A) == 2 and wants_A and wants_B:
-        both = rowwise_colwise.SPEC(grad, offs, dtype, True, ALIGNMENT)
-        rows, columns = both[:2], both[2:]
-        del both
     if wants_A:
         weights: Any = of_B if len(of_B) == 2 else passes.quantize_stored(B, dtype)
-        gradients.append(passes.multiply(rows or rowwise_2d.SPEC(grad, dtype, True), weights, offs))
-        del rows, weights  # or the other gradient has them beside its own
+        gradients.append(passes.multiply(rowwise_2d.SPEC(grad, dtype, True), weights, offs))
+        del weights  # or the other gradient has them beside its own
     if wants_B:
         aligned = dtype, True, ALIGNMENT
-        if len(of_A) == 1 and of_A[0].dtype == grad.dtype:
+        if of_A[0].dtype == grad.dtype:
             both = colwise_dual.SPEC(grad, of_A[0], offs, *aligned)
             columns, columns_A = both[:2], both[2:]
         else:  # float32 is quantized from float32
-            columns_A = tuple(of_A) if len(of_A) == 2 else colwise.SPEC(of_A[0], offs, *aligned)
-            columns = columns or colwise.SPEC(grad, offs, *aligned)
+            columns, columns_A = colwise.SPEC(grad, offs, *aligned), colwise.SPEC(of_A[0], offs, *aligned)
         gradients.append(passes.contract(*_ordered(columns, columns_A, is_row_major), offs, grad.shape[0]))
     return gradients
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import interpreter
-from ..quantize import colwise_3d, colwise_transpose_3d, rowwise_2d, transpose_3d_atomic, transposed_codes_3d
+from ..quantize import colwise_3d, rowwise_2d, transpose_3d_atomic, transposed_codes_3d
 from ..runtime.launching import launch_kernel
 from ..runtime.lookup import running_arch
 from ..runtime.ops import is_traced
@@ -53,12 +53,6 @@ def quantize_stored(w: Tensor, float8_dtype: torch.dtype) -> Quantized:
         return colwise_3d.SPEC(w.mT, float8_dtype, True)
     # us on an H100, atomic / reduction: 67 / 88 at one expert of 8192 x 5120, 801 / 1,131 at 16, 254 / 247 at 64 small
     return transpose_3d_atomic.SPEC(w, float8_dtype, True)
-
-
-def quantize_both_ways(w: Tensor, float8_dtype: torch.dtype) -> tuple[Quantized, Quantized]:
-    """Return :func:`quantize_stored` of weights and of ``w.mT``, by one read."""
-    both = colwise_transpose_3d.SPEC(w.mT if w.is_contiguous() else w, float8_dtype, True)
-    return (both[:2], both[2:]) if w.is_contiguous() else (both[2:], both[:2])
 
 
 def transpose_stored(q: Tensor) -> Tensor:

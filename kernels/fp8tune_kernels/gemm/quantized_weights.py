@@ -6,7 +6,7 @@
                 fp8_grouped_mm(tokens, experts, offs)...backward()
         optimizer.step()
 
-One read quantizes for both passes, as ``colwise-3d`` and ``transpose-3d`` do. The result takes 2 bytes an element.
+``colwise-3d`` and ``transpose-3d`` quantize for the two passes. The result takes 2 bytes an element.
 
 A snapshot does not follow its weights. Leaving the ``with`` block, or :meth:`QuantizedWeights.check`, compares a sample
 of the weights with the one that was taken when they were quantized.
@@ -23,7 +23,7 @@ from torch._compile import _disable_dynamo  # as torch.compiler.disable, which t
 from torch.autograd.graph import increment_version
 
 from ..catalog import RECIPES
-from ..quantize import colwise_3d, colwise_transpose_3d, transposed_codes_3d
+from ..quantize import colwise_3d, transpose_3d_atomic, transposed_codes_3d
 from ..runtime.checks import check_choice, check_weights, fp8_dtype_for
 from ..runtime.ops import define
 from .grouped_tiles import check_multiples
@@ -244,9 +244,9 @@ def as_stored(w: Tensor) -> Tensor:
 
 def outputs_for(recipe: str, w: Tensor, float8_dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return uninitialized codes and scales of weights (E, K, N), as :func:`quantize_weights` makes them."""
-    if recipe == "default":
-        return colwise_transpose_3d.SPEC.outputs(w, float8_dtype, True)
     q, scales = colwise_3d.SPEC.outputs(w, float8_dtype, True)
+    if recipe == "default":
+        return q, scales, *transpose_3d_atomic.SPEC.outputs(w, float8_dtype, True)
     return q, scales, *transposed_codes_3d.SPEC.outputs(q)
 
 
@@ -257,7 +257,8 @@ def requantize_into(recipe: str, w: Tensor, codes: tuple[Tensor, ...]) -> None:
 
 def _run(w: Tensor, *outputs: Tensor) -> None:
     check_weights("w", w)
-    colwise_transpose_3d.SPEC(w, outputs[0].dtype, True, outputs=outputs)
+    colwise_3d.SPEC(w, outputs[0].dtype, True, outputs=outputs[:2])
+    transpose_3d_atomic.SPEC(w, outputs[0].dtype, True, outputs=outputs[2:])
 
 
 def _run_folded(w: Tensor, q: Tensor, scales: Tensor, transposed: Tensor) -> None:

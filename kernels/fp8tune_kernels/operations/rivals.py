@@ -108,11 +108,9 @@ _FORMULAS: dict[str, Function] = {
     "colwise": _colwise,
     "rowwise": _rowwise,
     "colwise-dual": lambda x, y, *rest: (*_colwise(x, *rest), *_colwise(y, *rest)),
-    "rowwise-colwise": lambda x, offs, *rest: (*rowwise_2d.SPEC.reference(x, *rest[:2]), *_colwise(x, offs, *rest)),
     "colwise-3d": _colwise_3d,
     "transpose-3d-atomic": _transpose_3d,
     "transpose-3d-reduction": _transpose_3d,
-    "colwise-transpose-3d": lambda *inputs: (*_colwise_3d(*inputs), *_transpose_3d(*inputs)),
     "mxfp8-dim0": reference_codes,
     "mxfp8-dim1": _mxfp8_dim1,
     "mxfp8-dim1-3d": _mxfp8_dim1,
@@ -127,14 +125,6 @@ _FORMULAS: dict[str, Function] = {
 
 
 def _of_torchao(kernel: str, inputs: Tensors) -> Call:
-    if kernel in _TWO_KERNELS:
-        x, *offs, dtype, mode = inputs
-        first, second = _TWO_KERNELS[kernel]
-        single, two = _of_torchao(first, (x, dtype, mode)), _of_torchao(second, (x, *offs, dtype, mode))
-        return Call(
-            lambda: (single.forward(), two.forward()),
-            read=lambda results: (*single.read(results[0]), *two.read(results[1])),
-        )
     if kernel in ("grouped-rows", "grouped-contraction"):
         return _gemm(kernel, inputs)
     if kernel.startswith("mxfp8"):
@@ -178,11 +168,6 @@ _FUNCTIONS: dict[str, tuple[str, str, Callable[[Tensors, Tensors], Tensors]]] = 
     "colwise": ("jagged_float8_scales", "triton_fp8_per_group_colwise_scales", _rows_of_groups),
     "rowwise": ("jagged_float8_scales", "triton_fp8_per_group_rowwise_scales", _columns_of_groups),
     "colwise-dual": ("jagged_float8_scales", "triton_fp8_per_group_colwise_scales_dual", _rows_of_groups),
-}
-
-_TWO_KERNELS = {
-    "rowwise-colwise": ("rowwise-2d", "colwise"),
-    "colwise-transpose-3d": ("colwise-3d", "transpose-3d-atomic"),
 }
 
 

@@ -42,8 +42,7 @@ class Options:
     is_layer: bool = True
     """Use ``moe_layer`` for modules whose gate it knows; otherwise ``fp8_grouped_mm`` for each GEMM."""
     recipe: str = "default"
-    """Of ``fp8_grouped_mm``, as the next."""
-    keep_fp8: tuple[str, ...] = ()
+    """Recipe of ``fp8_grouped_mm``."""
 
 
 class Gate(NamedTuple):
@@ -90,5 +89,4 @@ def _linear(module: Any, name: str, rows: Tensor, offs: Tensor, options: Options
     if isinstance(B_t, Tensor) and not module.is_transposed:
         B_t = B_t.transpose(1, 2)
     bias = getattr(module, f"{name}_bias") if module.has_bias else None
-    how = {"precision": options.precision, "keep_fp8": options.keep_fp8, "recipe": options.recipe}
-    return fp8_grouped_mm(rows, B_t, offs, bias, **how)  # type: ignore[arg-type]
+    return fp8_grouped_mm(rows, B_t, offs, bias, precision=options.precision, recipe=options.recipe)
