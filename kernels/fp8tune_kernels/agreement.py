@@ -6,7 +6,6 @@ which waits for nobody. So ranks that launch other kernels, or none, cannot hold
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.metadata
 import json
 import os
@@ -14,6 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+
+from . import identity
 
 Facts = Mapping[str, str]
 """Thing to agree on -> its hash or version."""
@@ -77,20 +78,12 @@ def hashed(text: str | bytes) -> str:
     return sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:12]
 
 
-def code_hash(place: str) -> str:
-    """Return the hash of a module's file, found by ``package.module`` or ``path.py`` without importing anything.
+def code_hash(kernel: str, file: Path | None = None) -> str:
+    """Return the identity of a kernel's code; empty where there is no source.
 
-    Empty where there is no file: finders of other kinds are not asked, so that imports make no difference.
+    ``file``: of a module that cannot be found by its name.
     """
-    path, search = place, None
-    if not place.endswith(".py"):
-        parts = place.split(".")
-        for end in range(1, len(parts) + 1):
-            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:end]), search)
-            if spec is None:
-                return ""
-            path, search = spec.origin or "", spec.submodule_search_locations
     try:
-        return hashed(Path(path).read_bytes())
-    except OSError:
+        return identity.code_hash(kernel.partition(".<locals>")[0], file)  # of a function that makes kernels: all of it
+    except identity.UnknownCodeError:
         return ""

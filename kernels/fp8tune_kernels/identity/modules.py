@@ -99,9 +99,10 @@ def stand_in(name: str, place: Place) -> str:
     distribution = _distribution(top, str(folder))
     if distribution is not None:
         return f"{distribution.metadata['Name']} {distribution.version}"
-    path = next(path for path in (Path(place.file), *Path(place.file).parents) if path.is_file())  # a zip is above
-    with path.open("rb") as file:
+    path = next(path for path in (Path(place.file), *Path(place.file).parents) if path.exists())  # a zip is above
+    with contextlib.suppress(OSError), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return f"{name}, which cannot be read"
 
 
 def is_installed(place: Place) -> bool:

@@ -21,6 +21,7 @@ from .modules import Finder, Place, is_installed, stand_in
 LARGEST = 1_000_000  # bytes of source that are followed into an installed package: about a second
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 Chain = tuple[str, ...]  # a name and the attributes taken of it
@@ -109,13 +110,13 @@ class Walk:
             return Module(name)
         if not place.has_source or top in self.opaque:
             return Module(name, stand_in=stand_in(name, place))
-        source = Path(place.file).read_bytes()
-        self._bytes[top] = self._bytes.get(top, 0) + len(source)
-        if top != self.start and self._bytes[top] > LARGEST and is_installed(place):
-            raise TooLargeError(top)
         try:
+            source = Path(place.file).read_bytes()
+            self._bytes[top] = self._bytes.get(top, 0) + len(source)
+            if top != self.start and self._bytes[top] > LARGEST and is_installed(place):
+                raise TooLargeError(top)
             return parsed(name, package, source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except UNREADABLE as error:
             return Module(name, stand_in=self._unread(name, error))
 
     def _unread(self, name: str, error: Exception) -> str:
@@ -124,8 +125,11 @@ class Walk:
         assert place is not None
         if name.partition(".")[0] != self.start:
             return stand_in(name, place)
-        reason = str(error) if isinstance(error, SyntaxError | ValueError) else "it nests too deeply"
-        raise InvalidCodeError(f"{place.file} is not Python ({' '.join(reason.split())}): fix the file") from None
+        reason = (
+            "it nests too deeply" if isinstance(error, RecursionError | MemoryError) else " ".join(str(error).split())
+        )
+        what = "cannot be read" if isinstance(error, OSError) else "is not Python"
+        raise InvalidCodeError(f"{place.file} {what} ({reason}): fix the file") from None
 
     def _is_ignored(self, name: str) -> bool:
         return f"{name}.".startswith(tuple(f"{ignored}." for ignored in self.ignored))
@@ -133,7 +137,7 @@ class Walk:
     def _add(self, module: Module, node: ast.AST) -> None:
         try:
             chains, parts, local = template(node, module.package)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        except UNREADABLE as error:
             self.entries.append(self._unread(module.name, error))
             return
         labels = [self._label(module, chain) or ".".join(chain) for chain in chains]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..agreement import Facts, code_hash, hashed, ranks, versions
@@ -42,6 +43,6 @@ def _facts() -> Facts:
         rows = [(device, sorted(map(repr, keys.items()))) for device, keys in sorted(table.devices.items())]
         facts[f"table of {name}"] = hashed(repr(rows))
         facts[f"unknown keys of {name}"] = mode
-        place = table.kernel.rpartition(":")[0] or python_function(target).__code__.co_filename
-        facts[f"code of {place}"] = code_hash(place)
+        file = None if table.kernel else Path(python_function(target).__code__.co_filename)
+        facts[f"code of {name}"] = code_hash(name, file)
     return facts

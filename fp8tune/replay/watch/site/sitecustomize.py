@@ -26,7 +26,7 @@ PATCHED = {
 def _patch(module: ModuleType) -> None:
     try:
         _load("fp8tune", os.path.join(_PACKAGE, "__init__.py"))
-        for part in ("tuners", "agreement", "pinning"):
+        for part in ("tuners", "identity", "agreement", "pinning"):
             _load_part(part)
         from fp8tune.replay.watch import patches
 
