@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8tune_kernels import identity
+from fp8tune_kernels import agreement, identity
 from fp8tune_kernels.identity import cache, code
 from fp8tune_kernels.identity.walk import LARGEST
 
@@ -322,6 +322,31 @@ def test_a_huge_package_is_followed_up_to_a_limit() -> None:
 
     assert large("1", 9) == large("2", 9)
     assert large("1", LARGEST) != large("2", LARGEST)
+
+
+def test_a_file_in_a_namespace_package_finds_its_neighbours() -> None:
+    files = {"lib/space/ops.py": "from .low import f as kernel", "lib/space/low.py": "def f(x): return x\n"}
+    changed = {**files, "lib/space/low.py": "def f(x): return 0\n"}
+    hashes = {hash_of(item, "lib/space/ops.py:kernel") for item in (files, changed)}
+    for item in (files, changed):
+        with written(item):
+            hashes.add(identity.code_hash("space.ops:kernel"))
+    assert len(hashes) == 2
+
+
+def test_ranks_agree_on_all_that_a_kernel_reaches() -> None:
+    def differs(text: str) -> bool:
+        kernel = "def make():\n    from beside import f\n    def kernel(x): return f(x)\n    return kernel\n"
+        hashes = []
+        for helper in ("def f(x): return x\n", text):
+            with written({"work/main.py": kernel, "work/beside.py": helper}) as root:
+                hashes.append(agreement.code_hash("__main__:make.<locals>.kernel", root / "work/main.py"))
+        assert all(hashes)
+        return hashes[0] != hashes[1]
+
+    assert differs("def f(x): return 0\n")
+    assert not differs("def f(x): return x  # the same\n")
+    assert agreement.code_hash("nowhere:kernel") == ""
 
 
 def test_a_module_with_a_made_up_name_is_known_by_its_file() -> None:

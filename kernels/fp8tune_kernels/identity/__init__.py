@@ -53,7 +53,9 @@ def fields_hash(
     Without fields the configs of ``triton.autotune`` count as well. Raises as :func:`code_hash` does.
     """
     location, finder = _found(kernel, file, roots)
-    subject = (*map(str, location), str(file or ""), *map(str, roots), *fields, required)
+    subject = (*map(str, location), str(file or ""), *fields, required)
+    if roots:  # of a checkout that is gone soon
+        return code.fields_hash(location, finder, fields, required)
     return cached(subject, finder, lambda: code.fields_hash(location, finder, fields, required))
 
 

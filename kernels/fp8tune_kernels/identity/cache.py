@@ -67,7 +67,7 @@ def _write(path: Path, text: str) -> None:
     """Write an entry in one step; a full or read-only disk does no harm."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            file = Path(folder, path.name)
+            file.write_text(text, encoding="utf-8")
+            file.replace(path)

@@ -271,7 +271,8 @@ def parsed(name: str, package: str, source: bytes) -> Module:
 
 def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[str, Import]]:
     """Yield the names that a statement binds, with what it imports; ``*`` with a module."""
-    above = package.split(".") if isinstance(node, ast.ImportFrom) and node.level else []
+    is_relative = isinstance(node, ast.ImportFrom) and node.level > 0
+    above = package.split(".") if is_relative and package else []  # a file in no package: its neighbours
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             origin = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
