@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 STEP = re.compile(r"\.([^\W\d]\w*)|\[(-?\d+|'[\w.\-]+')\]")
@@ -49,7 +51,7 @@ def function_name(kernel: Any) -> str:
     return f"{function.__module__}:{function.__qualname__}"
 
 
-def resolved(module: ModuleType | None, path: str) -> Any:
+def resolved(module: ModuleType | SimpleNamespace | None, path: str) -> Any:
     """Return what ``BY_WIDTH[2]`` or ``LAYER.kernel`` is in a module. Raises AttributeError or LookupError."""
     value: Any = module
     end = 0
@@ -104,6 +106,18 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     else:
         for index, item in enumerate(value):
             yield from flattened(f"{name}[{index}]", item)
+
+
+@functools.cache
+def backend_options() -> frozenset[str]:
+    """Return the names of all compile options of the backends of this Triton, such as AMD's ``waves_per_eu``.
+
+    A launch or a config may set them without any parameter of the kernel.
+    """
+    backends = importlib.import_module("triton.backends").backends.values()
+    modules = (sys.modules[backend.compiler.__module__] for backend in backends)
+    classes = [kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind)]
+    return frozenset(item.name for kind in classes for item in dataclasses.fields(kind))
 
 
 def hook_for(config: Any, declared: Sequence[Any]) -> Any:

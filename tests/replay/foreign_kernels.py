@@ -137,13 +137,17 @@ class RoundedTuner(Autotuner):
         return self.fn.run(*args, **kwargs, **best.all_kwargs())
 
 
+class Policy(RoundedTuner):
+    """Inherits ``run()``, as each policy of a library's tuner does."""
+
+
 @triton.jit
 def number(x, n, B: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(x + at, at, mask=at < n)
 
 
-rounded = RoundedTuner(number, number.arg_names, CONFIGS, ["n"], None, None)
+rounded = Policy(number, number.arg_names, CONFIGS, ["n"], None, None)
 BY_WIDTH = {
     width: triton.autotune([triton.Config({"B": 64 * width}), triton.Config({"B": 128})], ["n"])(number)
     for width in (1, 4)

@@ -18,7 +18,7 @@ from fp8tune.replay.naming import place_of
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Scalar, Tensor, merged_by
 from fp8tune.replay.values import Unrecordable, config_of, encoded
 from fp8tune.replay.watch import describing, times
-from fp8tune_kernels.pinning import keys_of
+from fp8tune_kernels.pinning import configs_of, keys_of
 from fp8tune_kernels.tuners import chain, flattened, is_descriptor, is_tensor, python_function, tensor_in, tuning_key
 
 WITH_VALUES = 256  # distinct launches of a kernel whose values are read, each time with a synchronization
@@ -203,7 +203,7 @@ class WatchedKernel:
                 configs = getattr(self.kernel, "configs", ())  # a subclass may have changed them
                 config = next(iter(configs), None)
                 if len(configs) > 1:
-                    config = self.kernel.cache.get(tuning_key(self.kernel, args, kwargs))
+                    config = configs_of(self.kernel).get(tuning_key(self.kernel, args, kwargs))
                 entry.launch = replace(described, config=None if config is None else config_of(config))
                 entry.compiled = compiled if hasattr(compiled, "asm") else None
                 entry.schedule()

@@ -13,6 +13,7 @@ from fp8tune.replay.naming import attribute_of
 from fp8tune.replay.watch import process, window
 from fp8tune.replay.watch.kernel import DECLARED
 from fp8tune_kernels.pinning.installed import TunedConfigs
+from fp8tune_kernels.pinning.reach import own_class
 from fp8tune_kernels.pinning.watching import watch
 from fp8tune_kernels.tuners import chain, resolved, tuner_of, tuning_key
 
@@ -36,8 +37,8 @@ def patch_autotuner(module: ModuleType) -> None:
     def noting_configs(self: Any, *args: Any, **kwargs: Any) -> None:
         initialize(self, *args, **kwargs)
         DECLARED[self] = tuple(self.configs)
-        kind = type(self)
-        if "run" in vars(kind) and not hasattr(kind.run, "fp8tune_records"):  # a subclass that launches by itself
+        kind = next(kind for kind in own_class(self).__mro__ if "run" in vars(kind))
+        if not hasattr(kind.run, "fp8tune_records"):  # a class that launches by itself, of this one or of one above it
             kind.run = recorded_run(kind.run, current)
 
     autotuner.__init__ = noting_configs
@@ -99,7 +100,7 @@ def recorded_run(original: Callable[..., Any], current: process.Process) -> Any:
         finally:
             _thread.is_launching = False
 
-    run.fp8tune_records = True  # type: ignore[attr-defined]
+    run.fp8tune_records = functools.partial(recorded_run, current=current)  # type: ignore[attr-defined]
     return run
 
 

@@ -86,14 +86,14 @@ class Window:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._inside, "depth", False) or kwargs.get("warmup"):
                 return original(kernel, *args, **kwargs)
-            if self._tables and id(kernel) not in self._known and self._pin(kernel):
-                return kernel.run(*args, **kwargs)  # the pin has put another in its place
+            is_pinned = self._tables and id(kernel) not in self._known and self._pin(kernel)
+            launch = type(kernel).run if is_pinned else original  # a pin gives the kernel another class
             before_s, compiled_s = getattr(kernel, "bench_time", None), self._compiled_s
             with self._guarded():
                 self._count()
             self._inside.depth = True
             try:
-                return original(kernel, *args, **kwargs)
+                return launch(kernel, *args, **kwargs)
             finally:
                 self._inside.depth = False
                 tuned_s = getattr(kernel, "bench_time", None)
@@ -121,15 +121,13 @@ class Window:
                 self._close(None)
 
     def _pin(self, kernel: Any) -> bool:
-        """Pin a kernel that a table names. Return True if its ``run`` is another now."""
+        """Pin a kernel that a table names. Return True if there is one."""
         self._known.add(id(kernel))
         for table in self._tables:
             if is_of(kernel, table):
                 pin_to(kernel, table, "tune")
                 self.measured.pinned.append(table.kernel)
-                if "run" in vars(kernel):
-                    kernel.run = functools.partial(self.counted(_unbound(kernel.run)), kernel)
-                    return True
+                return True
         return False
 
     def _count(self) -> None:
@@ -214,10 +212,6 @@ def busy_ns(spans: Iterable[tuple[int, int]]) -> int:
         total += max(0, end - max(start, until))
         until = max(until, end)
     return total
-
-
-def _unbound(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda _, *args, **kwargs: run(*args, **kwargs)
 
 
 @functools.cache

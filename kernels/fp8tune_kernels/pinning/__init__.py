@@ -15,12 +15,12 @@ from ..tuners import function_name
 from .environment import MODES, VARIABLE
 from .environment import pin_from_environment as pin_from_environment
 from .errors import PinError as PinError
-from .installed import Pinned, TunedConfigs, install_all, uninstall
+from .installed import Pinned, TunedConfigs
 from .keys import Key
-from .registry import compare_ranks, from_environment, pins, waiting
+from .registry import Entry, compare_ranks, entries, from_environment, pins, unpinned, waiting
 from .tables import Table, tables_of
 from .targets import is_of, target_of
-from .watching import pin_all, tuners
+from .watching import install_all, pin_all, tuners, uninstall
 from .watching import watch as watch
 
 
@@ -65,21 +65,27 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
         if not matching:
             raise PinError(f"no table in {str(table)!r} is of {function_name(target_of(kernel))}: export one for it")
         if not any(is_of(kernel, item) for item in from_environment.values()):
-            install_all([Pinned(target_of(kernel), matching[0], mode)])
+            pin_to(kernel, matching[0], mode)
     compare_ranks()
 
 
 def pin_to(kernel: Any, table: Table, unknown: str) -> None:
     """Pin one kernel to one table of :func:`tables_of`, whatever the environment says."""
-    install_all([Pinned(target_of(kernel), table, unknown)])
+    target = target_of(kernel)
+    install_all([Pinned(target, table, unknown)])
+    entries[id(target)] = Entry(table, unknown, target)
+    watch()
 
 
 def unpin(kernel: Any = None) -> None:
     """Undo :func:`pin` for a kernel, or for all: Triton tunes it again, with what it had tuned before."""
     for target in [pinned.target for pinned in pins.values()] if kernel is None else [target_of(kernel)]:
         uninstall(target)
+    for name, entry in list(entries.items()):
+        if kernel is None or entry.target is target_of(kernel) or (not entry.target and is_of(kernel, entry.table)):
+            del entries[name]
     if kernel is None:
-        waiting.clear()
+        unpinned.clear()
 
 
 def pin_report() -> dict[str, Any]:
@@ -91,12 +97,20 @@ def pin_report() -> dict[str, Any]:
     """
     pinned = [item.report() for item in list(pins.values())]
     others = [item for item in list(tuners) if id(item) not in pins]
-    unpinned = [item.cache.report() for item in others if isinstance(item.cache, TunedConfigs) and item.cache.tuned_s]
-    missing = sorted(waiting.keys() - {item["kernel"] for item in pinned})
-    return {"kernels": sorted(pinned + unpinned, key=lambda item: str(item["kernel"])), "waiting": missing}
+    tuned = [item.cache.report() for item in others if isinstance(item.cache, TunedConfigs) and item.cache.tuned_s]
+    return {
+        "kernels": sorted(pinned + tuned, key=lambda item: str(item["kernel"])),
+        "waiting": sorted(table.kernel for table in waiting()),
+        "unpinned": [{"kernel": name, "reason": reason} for name, reason in unpinned],
+    }
+
+
+def configs_of(kernel: Any) -> Any:
+    """Return the dictionary of keys that an autotuner takes its configs from; that of a bare kernel if it is pinned."""
+    return pins[id(kernel)] if id(kernel) in pins else getattr(kernel, "cache", None)
 
 
 def keys_of(kernel: Any) -> dict[str, Any]:
     """Return the entry of an autotuner or bare kernel in :func:`pin_report`; empty for one that is not watched."""
-    configs = pins.get(id(kernel)) or getattr(kernel, "cache", None)
+    configs = configs_of(kernel)
     return configs.report() if isinstance(configs, TunedConfigs) else {}

@@ -52,6 +52,9 @@ def _read(path: Path) -> Table:
             name = names["KERNEL"]
             fix = "call config_for of the file before you make them"
             raise PinError(f"{name} of {path} cannot be pinned, its inputs depend on the config: {fix}")
+        if ":" not in names["KERNEL"]:
+            reason = f"{path} is of {names['KERNEL']}, which is a specification and no kernel of Triton"
+            raise PinError(f"{reason}: call config_for of the file where you launch it")
         return Table(str(path), dict(names["TABLE"]), names["KERNEL"], tuple(names.get("KEY", ())))
     except PinError:
         raise

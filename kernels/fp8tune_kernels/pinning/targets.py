@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from ..tuners import chain, function_name, is_kernel, resolved, tuner_of
+from ..tuners import chain, function_name, is_kernel, python_function, resolved, tuner_of
 from .errors import PinError, one_line
+from .registry import Entry, entries
 from .tables import Table
 
 
@@ -55,16 +60,64 @@ def loaded_module(where: str) -> Any:
     main = sys.modules["__main__"]
     if not where.endswith(".py"):  # a program of `python -m` is not imported by its name
         return main if getattr(getattr(main, "__spec__", None), "name", "") == where else sys.modules.get(where)
-    path = Path(where).absolute()
+    path, name = os.path.abspath(where), os.path.basename(where)
     files = ((item, getattr(item, "__file__", None)) for item in list(sys.modules.values()))
-    return next((item for item, file in files if file and Path(file).absolute() == path), None)
+    return next((item for item, file in files if file and file.endswith(name) and os.path.abspath(file) == path), None)
 
 
 def is_of(kernel: Any, table: Table) -> bool:
     """Return True if the table names the kernel; the attribute may be called otherwise than its function."""
     target = target_of(kernel)
+    return _named(table, python_function(target)) is target or table.kernel == function_name(target)
+
+
+def entry_of(target: Any) -> tuple[Entry | None, str]:
+    """Return the table for an autotuner or bare kernel that is launched; None, and the reason if a table is near.
+
+    A table is for the kernel that was passed with it or that it names, and for copies: a copy is made of the same
+    function, and has the same key and configs.
+    """
+    function, reason = python_function(target), ""
+    originals = [(item, item.target or _named(item.table, function)) for item in list(entries.values())]
+    for entry, original in originals:
+        if original is target or (original is None and entry.table.kernel == function_name(target)):
+            return entry, ""
+    for entry, original in originals:
+        if original is not None and python_function(original) is function:
+            reason = _difference(original, target)
+            if not reason:
+                return entry, ""
+    return None, reason
+
+
+def _named(table: Table, function: Any) -> Any:
+    """Return the kernel that a table names, in the module of a function or else in a loaded one; None without one.
+
+    Several modules may be made of one file, and those that a loader makes may not be in ``sys.modules``.
+    """
     where, _, attribute = table.kernel.rpartition(":")
-    try:
-        return target_of(resolved(loaded_module(where), attribute)) is target
-    except (AttributeError, LookupError, PinError):
-        return table.kernel == function_name(target)
+    own = function.__globals__
+    is_own = own.get("__name__") == where or (where.endswith(".py") and _is_file(own, where))
+    for module in (SimpleNamespace(**own) if is_own else None, loaded_module(where)):
+        with contextlib.suppress(AttributeError, LookupError, TypeError, PinError):
+            return target_of(resolved(module, attribute))
+    return None
+
+
+def _is_file(names: Mapping[str, Any], where: str) -> bool:
+    file = names.get("__file__") or ""
+    return file.endswith(os.path.basename(where)) and os.path.abspath(file) == os.path.abspath(where)
+
+
+def _difference(original: Any, target: Any) -> str:
+    """Return what makes a kernel of the same function another; empty for a copy."""
+    name = function_name(original)
+    if not hasattr(target, "configs"):
+        return "launched without its autotuner: launch that, and not what it wraps"
+    if not hasattr(original, "configs"):
+        return f"an autotuner around {name}, whose table is for launches without one: tune it by itself"
+    if list(target.keys) != list(original.keys):
+        return f"its key {list(target.keys)} is not that of {name}, {list(original.keys)}: tune it by itself"
+    if [item.all_kwargs() for item in target.configs] != [item.all_kwargs() for item in original.configs]:
+        return f"its configs are not those of {name}: tune it by itself"
+    return ""

@@ -1,40 +1,98 @@
-"""Watch the kernels that are made later: note their run-time tuning, and pin them at their first launch."""
+"""Reach the launches of kernels: pin at their first launch those that tables name, and note why others are not."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..tuners import chain
-from .installed import Pinned, TunedConfigs, install_all
-from .registry import lock, pins, waiting
+from ..tuners import chain, function_name, is_kernel
+from .installed import Pinned, TunedConfigs, own_configs
+from .reach import derived, existing_kernels, own_class, release, triton_kinds
+from .registry import Entry, entries, lock, logger, pins, unpinned
 from .tables import Table
-from .targets import is_of, kernel_named, target_of
+from .targets import entry_of, kernel_named, target_of
 
 tuners: weakref.WeakSet[Any] = weakref.WeakSet()
 """Autotuners whose run-time tuning is noted."""
 
 
+@functools.cache
+def _reached(kind: Any) -> type:
+    """Return the class of a kernel until its first launch, and as long as it is pinned."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pinned = pins.get(id(self))
+        if pinned is None:
+            pinned = _decided(self)
+        if pinned is None or pinned.launch is None:
+            return kind.run(self, *args, **kwargs)
+        return pinned.launch(*args, **kwargs)
+
+    return derived(kind, run=run)
+
+
+@functools.cache
+def _bypassed(kind: Any) -> type:
+    """Return the class of what a pinned autotuner wraps, launched by ``run`` there, and by ``[grid]`` elsewhere."""
+
+    def get_launch(self: Any, grid: Any) -> Any:
+        release(self)
+        note(self, "launched without its autotuner: launch that, and not what it wraps")
+        return self[grid]
+
+    return derived(kind, __getitem__=get_launch)
+
+
+def _arm(kernel: Any, make: Callable[[type], type] = _reached) -> None:
+    kernel.__class__ = make(own_class(kernel))
+
+
+def _is_armed(kernel: Any, make: Callable[[type], type] = _reached) -> bool:
+    return type(kernel) is make(own_class(kernel))
+
+
+def _decided(kernel: Any) -> Pinned | None:
+    """Pin or release a kernel at its first launch. What it wraps is launched by it, and not pinned on its own."""
+    with lock:
+        if id(kernel) not in pins and _is_armed(kernel):  # else another thread was first
+            entry, reason = entry_of(kernel)
+            install_all([Pinned(kernel, entry.table, entry.mode)] if entry else [])
+            if id(kernel) not in pins:
+                for item in filter(is_kernel, chain(kernel)):
+                    release(item)
+                if hasattr(kernel, "configs"):
+                    kernel.cache = own_configs(kernel)
+                if reason or (hasattr(kernel, "configs") and entries and not entry):
+                    note(kernel, reason or "no table names it")
+        return pins.get(id(kernel))
+
+
+def note(kernel: Any, reason: str) -> None:
+    """Note why a kernel is not pinned."""
+    unpinned[function_name(kernel), reason] = None
+
+
 def pin_all(tables: list[Table], mode: str, *, may_lack_modules: bool = False) -> None:
     """Pin the kernels of tables; those that do not exist yet at their first launch."""
     kernels = [kernel_named(item, may_lack_modules) for item in tables]
-    install_all([Pinned(target_of(kernel), item, mode) for kernel, item in zip(kernels, tables, strict=True) if kernel])
-    waiting.update((item.kernel, (item, mode)) for kernel, item in zip(kernels, tables, strict=True) if not kernel)
-    if waiting:
-        watch()
+    pairs = [(target_of(kernel), item) for kernel, item in zip(kernels, tables, strict=True) if kernel]
+    install_all([Pinned(target, item, mode) for target, item in pairs])
+    entries.update((item.kernel, Entry(item, mode)) for item in tables)
+    watch()
+    for kernel in existing_kernels():
+        if id(kernel) not in pins and not _is_armed(kernel, _bypassed):
+            _arm(kernel)
+            if "run" in vars(kernel):  # launches go there, and it may have been made of the kernel's own class
+                _decided(kernel)
 
 
 def watch() -> None:
     """Note the run-time tuning of kernels made from now on, and pin those that tables name at their first launch."""
-    runtime = importlib.import_module("triton.runtime.autotuner")  # all of Triton may not be imported yet
-    kinds = [runtime.Autotuner, runtime.JITFunction]
-    if interpreter := sys.modules.get("triton.runtime.interpreter"):  # Triton's own functions load it where it is used
-        kinds.append(interpreter.InterpretedFunction)
-    for kind in kinds:
+    importlib.import_module("triton.runtime.autotuner")  # all of Triton may not be imported yet
+    for kind in triton_kinds():
         if not hasattr(kind.__init__, "fp8tune_watches"):
             kind.__init__ = _watched(kind.__init__)
 
@@ -46,20 +104,31 @@ def _watched(initialize: Callable[..., None]) -> Callable[..., None]:
         if hasattr(self, "configs"):
             self.cache = TunedConfigs(self, self.cache)
             tuners.add(self)
-        if waiting:
-            self.run = functools.partial(_first_launch, self)
+        if entries:
+            _arm(self)
 
     watched.fp8tune_watches = True  # type: ignore[attr-defined]
     return watched
 
 
-def _first_launch(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    """Pin a kernel if a table names it, and launch it. What it wraps is launched by it, and not pinned on its own."""
-    with lock:
-        for item in chain(kernel):
-            if getattr(vars(item).get("run"), "func", None) is _first_launch:
-                del item.run
-        if id(kernel) not in pins:  # another thread's first launch, or an explicit pin
-            matching = (entry for entry in list(waiting.values()) if is_of(kernel, entry[0]))
-            install_all([Pinned(kernel, *entry) for entry in matching])
-    return kernel.run(*args, **kwargs)
+def install_all(new: list[Pinned]) -> None:
+    """Install pins in the place of earlier ones; one whose mode is ``off`` only ends those."""
+    for pinned in new:
+        uninstall(pinned.target)
+        if pinned.mode == "off":
+            logger.warning("%s is not pinned to %s: off", pinned.name, pinned.table.source)
+        else:
+            pinned.install()
+            pins[id(pinned.target)] = pinned
+            for item in filter(is_kernel, chain(pinned.target)):
+                if item is pinned.target or id(item) not in pins:
+                    _arm(item, _reached if item is pinned.target else _bypassed)
+
+
+def uninstall(target: Any) -> None:
+    """End the pin of an autotuner or bare kernel, if it has one."""
+    if (pinned := pins.pop(id(target), None)) is not None:
+        pinned.uninstall()
+        for item in chain(target):
+            if is_kernel(item) and id(item) not in pins:
+                release(item)

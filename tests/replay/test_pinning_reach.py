@@ -1,0 +1,335 @@
+"""A pin reaches every launch of its kernel, however it is made, or is reported with the reason."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import KernelInterface
+
+from fp8tune_kernels.pinning import PinError, pin, pin_report, unpin
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
+TABLE = {(4096,): {"kwargs": {"BLOCK": 256}, "num_warps": 8}}
+
+
+class Jitted(KernelInterface[Any]):
+    """Stand-in for a ``triton.jit`` function; notes the blocks that it is launched with."""
+
+    arg_names = ("n", "BLOCK")
+
+    def __init__(self, name: str = "kernel") -> None:
+        def kernel(n: int, BLOCK: int) -> None: ...
+
+        kernel.__name__ = kernel.__qualname__ = name
+        self.fn = kernel
+        self.blocks: list[int] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        self.blocks.append(kwargs["BLOCK"])
+
+
+class Fast(Autotuner):
+    """Stand-in for a tuner of a library: it tunes nothing, and its first config wins."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())
+
+
+class Faster(Fast):
+    """Inherits ``run``, as each policy of such a library does."""
+
+
+class Called(Autotuner):
+    """Is called without a grid."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self[(1,)](*args, **kwargs)
+
+
+def timed(call: Callable[[], None], quantiles: object) -> list[float]:
+    call()
+    return [1.0] * 3
+
+
+def tuner(kind: Any = Autotuner, configs: Any = CONFIGS, keys: Any = ("n",), jitted: Any = None) -> Any:
+    jitted = jitted or Jitted()
+    return kind(jitted, jitted.arg_names, configs, list(keys), None, None, do_bench=timed)
+
+
+def block(kernel: Any, n: int = 4096) -> int:
+    """Launch and return the block of the launch."""
+    kernel[(1,)](n)
+    while not isinstance(kernel, Jitted):
+        kernel = kernel.fn
+    return int(kernel.blocks[-1])
+
+
+@pytest.fixture(autouse=True)
+def unpinned() -> Any:
+    yield
+    unpin()
+
+
+def again(kernel: Any) -> Any:
+    return triton.autotune(CONFIGS, key=["n"], do_bench=timed)(kernel.fn)
+
+
+COPIES = [copy.copy, copy.deepcopy, again, lambda kernel: triton.heuristics({})(kernel)]
+
+
+@pytest.mark.parametrize("make", COPIES)
+@pytest.mark.parametrize("kind", [Autotuner, Faster])
+@pytest.mark.parametrize("launches", [0, 1])
+def test_copies_of_a_pinned_tuner_are_pinned(make: Any, kind: Any, launches: int) -> None:
+    kernel = tuner(kind)
+    pin(TABLE, kernel, unknown="strict")
+    for _ in range(launches):
+        assert block(kernel) == 256
+    copied = make(kernel)
+    assert block(copied) == block(kernel) == 256
+    with pytest.raises(PinError, match="no config for the key"):
+        block(copied, 5)
+    unpin()
+    assert block(copied) == block(kernel) == 64
+
+
+def reasons() -> dict[str, str]:
+    return {row["kernel"].rpartition(":")[2]: row["reason"] for row in json.loads(json.dumps(pin_report()))["unpinned"]}
+
+
+def test_a_tuner_of_the_same_function_with_another_list_or_key_is_reported_and_launches_its_own() -> None:
+    kernel = tuner()
+    pin(TABLE, kernel)
+    assert block(kernel) == 256
+    assert reasons() == {}
+    other = tuner(configs=CONFIGS[:2], jitted=kernel.fn)
+    assert block(other) == 64
+    assert "configs" in reasons()["kernel"]
+    assert block(tuner(keys=(), jitted=kernel.fn)) == 64
+    assert "key" in " ".join(row["reason"] for row in pin_report()["unpinned"])
+
+
+def test_a_copy_launches_what_it_wraps_and_not_what_the_original_does() -> None:
+    kernel = tuner()
+    pin(TABLE, kernel)
+    changed = copy.copy(kernel)
+    changed.fn = Jitted("other")
+    assert block(changed) == 64
+    assert kernel.fn.blocks == []
+
+
+def test_a_launch_past_the_tuner_is_reported() -> None:
+    kernel = tuner()
+    pin(TABLE, kernel)
+    assert block(kernel) == 256
+    assert reasons() == {}
+    kernel.fn[(1,)](n=4096, BLOCK=32)
+    assert kernel.fn.blocks[-1] == 32
+    assert "its autotuner" in reasons()["kernel"]
+
+
+def wrapped(run: Callable[..., Any], calls: list[Any], *args: Any, **kwargs: Any) -> Any:
+    calls.append(args)
+    return run(*args, **kwargs)
+
+
+def bare_table(folder: Path) -> Path:
+    (folder / "bare.py").write_text(f"\nKERNEL = 'm:k'\nKEY = ('n',)\nTABLE = {{'': {TABLE}}}\n")
+    return folder / "bare.py"
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+@pytest.mark.parametrize("launches", [0, 1])
+@pytest.mark.parametrize("kind", [Autotuner, Faster, Jitted])
+def test_a_wrapper_of_run_is_called_and_the_pin_holds(
+    is_before: bool, launches: int, kind: Any, tmp_path: Path
+) -> None:
+    kernel = Jitted() if kind is Jitted else tuner(kind)
+    calls: list[Any] = []
+    arguments = {"n": 4096, **({"BLOCK": 32} if kind is Jitted else {})}
+    launched = kernel if kind is Jitted else kernel.fn
+
+    def wrap() -> None:
+        kernel.run = functools.partial(wrapped, kernel.run, calls)
+
+    def launch() -> int:
+        kernel[(1,)](**arguments)
+        return int(launched.blocks[-1])
+
+    if is_before:
+        wrap()
+    own = vars(kernel).get("run")
+    if kind is Faster and is_before:
+        with pytest.raises(PinError, match="which the program has wrapped"):
+            pin(TABLE, kernel)
+        return
+    pin(bare_table(tmp_path), kernel)
+    for _ in range(launches):
+        assert launch() == 256
+    if not is_before:
+        wrap()
+    calls.clear()
+    assert [launch(), launch()] == [256, 256]
+    assert len(calls) == 2
+    unpin(kernel)
+    assert launch() == (32 if kind is Jitted else 64)
+    assert len(calls) == 3
+    if is_before:
+        assert vars(kernel)["run"] is own
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_wrapper_of_the_class_is_called_and_the_pin_holds(is_before: bool, monkeypatch: Any) -> None:
+    class Own(Autotuner):
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            return super().run(*args, **kwargs)
+
+    calls: list[Any] = []
+    original = Own.run
+
+    def wrap() -> None:
+        monkeypatch.setattr(
+            Own, "run", lambda self, *args, **kwargs: calls.append(self) or original(self, *args, **kwargs)
+        )
+
+    if is_before:
+        wrap()
+    kernel = tuner(Own)
+    pin(TABLE, kernel)
+    if not is_before:
+        wrap()
+    assert (block(kernel), calls) == (256, [kernel])
+    unpin()
+    assert type(kernel) is Own
+    assert (block(kernel), calls) == (64, [kernel] * 2)
+
+
+def test_a_tuner_that_is_called_or_inherits_its_run_is_pinned() -> None:
+    for kernel in (tuner(Called), tuner(Faster)):
+        pin(TABLE, kernel)
+        if isinstance(kernel, Called):
+            kernel(4096)
+            assert kernel.fn.blocks == [256]
+        assert block(kernel) == 256
+        assert isinstance(kernel, Autotuner)
+        assert not pin_report()["unpinned"]
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A process with an A100 and an H200; the item is the current one."""
+    import torch
+
+    current = [0]
+    names = ("NVIDIA A100", "NVIDIA H200")
+    cuda = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "current_device": lambda: current[0],
+        "get_device_name": lambda device=None: names[current[0] if device is None else device],
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    return current
+
+
+@pytest.mark.parametrize("kind", [Autotuner, Faster, Jitted])
+def test_configs_go_by_the_device_of_the_launch(kind: Any, devices: list[int], tmp_path: Path) -> None:
+    rows = {name: {(4096,): {"kwargs": {"BLOCK": size}}} for name, size in (("NVIDIA A100", 128), ("NVIDIA H200", 256))}
+    (tmp_path / "t.py").write_text(f"\nKERNEL = 'm:k'\nKEY = ('n',)\nTABLE = {rows}\n")
+    kernel = Jitted() if kind is Jitted else tuner(kind)
+    pin(tmp_path / "t.py", kernel, unknown="strict")
+    blocks = []
+    for device in (0, 1, 0, 1, 1, 0):
+        devices[0] = device
+        kernel[(1,)](n=4096, **({"BLOCK": 32} if kind is Jitted else {}))
+        blocks.append((kernel if kind is Jitted else kernel.fn).blocks[-1])
+    assert blocks == [128, 256, 128, 256, 256, 128]
+
+
+def test_options_of_a_backend_are_pinned_and_other_names_are_refused() -> None:
+    options = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16, "kpack": 2, "schedule_hint": "none"}
+    declared = [triton.Config({"BLOCK": 64, **options}), triton.Config({"BLOCK": 128, "of_a_fork": 1})]
+    kernel = tuner(configs=declared)
+    rows = {(n,): {"kwargs": config.kwargs} for n, config in zip((4096, 64), declared, strict=True)}
+    pin(rows, kernel, unknown="strict")
+    assert [block(kernel), block(kernel, 64)] == [64, 128]
+    nvidia = {(4096,): {"kwargs": {"BLOCK": 64, "enable_fp_fusion": False}, "maxnreg": 64}}
+    pin(nvidia, tuner(configs=[*declared, *CONFIGS]))
+    with pytest.raises(PinError, match="no argument 'waves_per_ue'"):
+        pin({(4096,): {"kwargs": {"BLOCK": 64, "waves_per_ue": 2}}}, kernel)
+
+
+class Failing(Jitted):
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        super().run(*args, **kwargs)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("kind", [Autotuner, Faster])
+def test_threads_that_launch_first_and_launches_that_fail_leave_the_pin(kind: Any) -> None:
+    kernel = tuner(kind, jitted=Failing())
+    pin(TABLE, kernel)
+    copied = copy.copy(kernel)
+    barrier, errors = threading.Barrier(8), []
+
+    def launch() -> None:
+        barrier.wait()
+        for item in (kernel, copied):
+            try:
+                item[(1,)](4096)
+            except ZeroDivisionError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=launch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 16
+    assert kernel.fn.blocks == [256] * 16
+    before = dict(vars(kernel))
+    unpin()
+    assert type(kernel) is kind
+    assert vars(kernel).keys() <= before.keys()
+    with pytest.raises(ZeroDivisionError):
+        kernel[(1,)](4096)
+    assert kernel.fn.blocks[-1] == 64
+
+
+def test_a_table_of_a_specification_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("\nKERNEL = 'colwise-dual'\nKEY = ('M',)\nTABLE = {'': {}}\n")
+    with pytest.raises(PinError, match=r"is of colwise-dual, which is a specification.*config_for") as error:
+        pin(tmp_path / "t.py")
+    assert "\n" not in str(error.value)
+
+
+HUB = """
+import importlib.util, json, sys
+import fp8tune_kernels
+from fp8tune_kernels import pin_report
+
+def loaded(path, name, is_listed):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    if is_listed:
+        sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+blocks = []
+for number, (path, is_listed) in enumerate(json.loads(sys.argv[1])):
+    module = loaded(path, f"quick_{number:x}", is_listed)
+    module.run(640)
+    blocks.append(module.quick.best_config.kwargs["BLOCK"])
+print(json.dumps([blocks, pin_report()]))
+"""
