@@ -177,13 +177,16 @@ class CompareOptions:
 
     revisions: str = ""
     kernel: Kernels = ()
-    shapes: Shapes = ("llama4",)
+    shapes: Annotated[
+        Names, Option("Shape set or TOML file. Repeatable.", "SET", default="llama4; with --db: all")
+    ] = ()
     picks: Annotated[Literal["own", "same", "retune"], Option("own (each side's), same (A's) or retune.", "WHICH")] = (
         "own"
     )
+    outputs_only: Annotated[bool, Option("Time nothing; exit 0 if outputs agree.")] = False
     all: Annotated[bool, Option("Print all rows, not only changed and open ones.")] = False
     timer: Timer = None
-    db: Annotated[str | None, Option("Compare what is recorded here; time nothing.", "DB")] = None
+    db: Annotated[str | None, Option("Compare what is recorded here; run nothing.", "DB")] = None
     format: Annotated[
         Literal["table", "markdown", "json", "html"], Option("table, markdown, json or html.", "FORMAT")
     ] = "table"

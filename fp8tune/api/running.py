@@ -26,6 +26,7 @@ from fp8tune.output.text import counted
 from fp8tune.plan import shapes
 from fp8tune.rechecking import run as rechecking
 from fp8tune.rechecking import targets
+from fp8tune.records import Kind
 from fp8tune.redaction import redacted
 from fp8tune.store import layers, location
 from fp8tune.store.results import Store
@@ -197,29 +198,42 @@ class Comparison:
 def compare(
     revisions: str,
     kernel: Names = None,
-    shapes: Names = "llama4",
+    shapes: Names = None,
     *,
     picks: Literal["own", "same", "retune"] = "own",
+    outputs_only: bool = False,
     db: str | Path | None = None,
 ) -> Comparison:
     """Judge "A..B"; `.rows` has a speedup, an interval and a verdict per size, `.exit_code` the result."""
-    options = CompareOptions(**_arguments(revisions=revisions, kernel=kernel, shapes=shapes, picks=picks, db=db))
+    arguments = {"shapes": shapes, "picks": picks, "outputs_only": outputs_only, "db": db}
+    options = CompareOptions(**_arguments(revisions=revisions, kernel=kernel, **arguments))
     document = documents.make(compared(options, logger.info))
     return Comparison(frames.table(documents.ComparedSize, document.rows), document.exit_code, document.speedup)
 
 
 def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
-    """Compare on the GPU or the simulated clock; without one, or with ``db``, by recorded results."""
+    """Compare on the GPU, the simulated clock or Triton's interpreter, or with ``db`` by recorded results."""
     if ".." not in options.revisions:
         got = f", got {options.revisions!r:.80}" if options.revisions else ""
         raise UsageError(f"compare needs two revisions{got}: write main..branch, or main..WORKTREE")
+    selections = [*map(shapes.parse, options.shapes)]
+    if options.db is not None:
+        if options.outputs_only:
+            raise UsageError("--outputs-only runs kernels, and --db only reads results: leave one out")
+        with (
+            sides.checked_out(options.revisions, options.kernel) as both,
+            layers.opened_databases(location.to_read(options.db, notice), notice) as reader,
+        ):
+            studies = recorded.stored(reader, both)
+            if selections:
+                studies = recorded.selected(studies, both, selections)
+            return recorded.compare(studies, both, known_programs(reader))
     backend, notices = backend_for(None, options.timer)
+    if options.outputs_only and backend.kind is Kind.SIMULATED:
+        raise UsageError("--outputs-only runs kernels, and a simulated clock runs none: leave out the timer")
+    if backend.kind is Kind.INTERPRETER:
+        notices = ("No GPU found: comparing outputs on small sizes with Triton's interpreter; nothing is timed",)
     with sides.checked_out(options.revisions, options.kernel) as both:
-        if options.db is not None or not backend.times:
-            if options.db is None:
-                notice("No GPU found: comparing recorded results.")
-            with layers.opened_databases(location.to_read(options.db, notice), notice) as reader:
-                return recorded.compare(recorded.stored(reader, both), both, known_programs(reader))
         for line in notices:
             notice(line)
         with Display() as display:
@@ -227,8 +241,8 @@ def compared(options: CompareOptions, notice: Callable[[str], None]) -> Judged:
             def report(text: str, done: int, total: int) -> None:
                 display.update(text, done / total if total else 0.0, count=f"{done} of {total}" if total else "")
 
-            selections = [*map(shapes.parse, options.shapes)]
-            return live.compare(both, selections, options.picks, backend, report)
+            chosen, outputs_only = selections or [shapes.load("llama4")], options.outputs_only
+            return live.compare(both, chosen, options.picks, backend, report, outputs_only=outputs_only)
 
 
 def _arguments(**arguments: Any) -> dict[str, Any]:

@@ -135,12 +135,14 @@ COMMANDS = {
         options.CompareOptions,
         """Judge whether a change made kernels slower, faster or wrong.
 
-        A and B are revisions, or WORKTREE; A...B starts at their merge base. A GPU times both in turns. Without one, or
-        with --db, recorded results are compared. A..A shows the noise. Exits 1 on REGRESSION or WRONG, 3 on OPEN.
+        A and B are revisions, or WORKTREE; A...B starts at their merge base. A GPU times both in turns. Without one,
+        outputs are compared on small sizes, with Triton's interpreter; with --db, recorded results are compared. A..A
+        shows the noise. Exits 1 on REGRESSION or WRONG, 3 on OPEN.
         """,
         """
         $ fp8tune compare main..branch
         $ fp8tune compare main...branch --format markdown > comment.md
+        $ fp8tune compare main...branch --outputs-only
         """,
         usage="A..B",
     ),

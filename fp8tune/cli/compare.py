@@ -14,7 +14,7 @@ def compare(options: CompareOptions) -> int:
     document = output.make(compared(options, tables.notice))
     tables.notice(*tables.notices(output.notices(document.rows)))
     if options.format == "html":
-        lines = [output.about(document), output.control(document)]
+        lines = [output.about(document), *output.unknown(document), output.control(document)]
         print(comparison.document(document, output.title(document), lines, [*map(output.size_text, document.rows)]))
     else:
         tables.print_document(document, [output.screen(document, lists_all=options.all)], options.format)

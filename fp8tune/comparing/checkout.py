@@ -8,6 +8,7 @@ import importlib
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def launches(
 ) -> tuple[frozenset[str], dict[Problem, KernelArm]]:
     """Return the kernel's axes, and each problem as users get it: with its table's config, else the default.
 
+    For Triton's interpreter problems are scaled down, except recorded launches that are too large for it.
+
     Raises UsageError if the kernel does not load from the checkout.
     """
     spec = _spec(reference)
@@ -36,10 +39,20 @@ def launches(
     table = lookup.table(device.arch)
     arms = {}
     for chosen in selections:
-        for problem in problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch):
+        sizes = problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size, arch=device.arch)
+        if device.arch == "interpreter":
+            sizes = problems.scaled_down(spec, sizes)
+        for problem in sizes:
             config = NamedInts(lookup.pick(spec, spec.lookup_key(problem), table, device.name))
             arms[problem] = KernelArm.from_spec(reference, spec, problem, config)
     return frozenset(spec.default), arms
+
+
+def shapes(reference: str, selections: Sequence[Selection]) -> frozenset[NamedInts]:
+    """Return the shapes that the kernel has in the selections. Raises UsageError if it has none."""
+    spec = _spec(reference)
+    sizes = [problems.problems(spec, chosen.rows, chosen.settings, size=chosen.size) for chosen in selections]
+    return frozenset(problem.shape for problem in chain(*sizes))
 
 
 def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count: int) -> list[list[KernelArm]]:
@@ -47,7 +60,10 @@ def candidates(reference: str, arms: Sequence[KernelArm], device: Device, count:
     spec = _spec(reference)
     result = []
     for arm in arms:
-        grid = grids.configs(spec, arm.problem, spec.axes, limits(device))
+        if device.arch == "interpreter":
+            grid = grids.interpreter_configs(spec, arm.problem, spec.axes)
+        else:
+            grid = grids.configs(spec, arm.problem, spec.axes, limits(device))
         others = [config for config, pruned in grid.items() if not pruned and config != spec.default]
         chosen = random.Random(arm.problem.seed).sample(others, min(len(others), count - 1))
         configs = list(dict.fromkeys([spec.default, arm.config, *chosen]))[:count]

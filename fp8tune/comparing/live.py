@@ -8,62 +8,68 @@ Nothing is stored: a result in a database cannot say that two checkouts took tur
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from fp8tune import scratch
-from fp8tune.comparing import checkout, verdicts
+from fp8tune.comparing import checkout, outputs, verdicts
+from fp8tune.comparing.agreement import Pair, compare_pairs, urgency
+from fp8tune.comparing.calls import Call, answers, call
 from fp8tune.comparing.checkout import launched_code
 from fp8tune.comparing.rounds import AFTER, CONTROL, Report, Row, time_rounds
-from fp8tune.comparing.sides import Kernel, Sides
+from fp8tune.comparing.sides import Kernel, Sides, trees
 from fp8tune.comparing.verdicts import ChangeVerdict, Comparison
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure.arms import KernelArm
-from fp8tune.measure.backends import outcome_of
+from fp8tune.measure.backends import ProcessBackend
 from fp8tune.measure.compiling import compile_edges
 from fp8tune.measure.engine import Backend, Group, Schedule, measure
-from fp8tune.measure.trees import Tree, within
-from fp8tune.measure.worker import RemoteError, WorkerDied, WorkerPool, usable_cores
+from fp8tune.measure.trees import Tree
 from fp8tune.plan.shapes import Selection
-from fp8tune.records import Kind, Outcome, Status
-from fp8tune.revisions import source
+from fp8tune.records import Kind, NamedInts, Outcome, Status
 from fp8tune.stats.means import median
 
 T = TypeVar("T")
 
-TIMEOUT_S = 300.0  # of a call in a checkout
-
-# Failures of a config that was built; any other status means that it cannot be built or launched here.
-BROKEN = (Status.WRONG, Status.CRASHED, Status.TIMEOUT)
+CHECKED_CONFIGS = 4  # of the second side on each small input, where Triton's interpreter runs
 
 # ``--picks retune`` times this many configs of each problem and side once, then the fastest few in more rounds.
 CONFIGS, CONFIRMED, CONFIRMATION_ROUNDS = 48, 6, 2
 
 
-def compare(sides: Sides, selections: Sequence[Selection], picks: str, backend: Backend, report: Report) -> Comparison:
-    """Build, check and time both sides.
+def compare(
+    sides: Sides,
+    selections: Sequence[Selection],
+    picks: str,
+    backend: Backend,
+    report: Report,
+    *,
+    outputs_only: bool = False,
+) -> Comparison:
+    """Build, check and time both sides; on Triton's interpreter, or with ``outputs_only``, nothing is timed.
 
     Args:
         sides: Revisions and kernels.
         selections: Sizes, with their routing, dtype, layout, scale and seed.
         picks: Configs of each side: its ``own``, the ``same`` (the first side's) or those found by ``retune``.
-        backend: GPU, or a simulated clock.
+        backend: GPU, Triton's interpreter or a simulated clock.
         report: Called at each step.
+        outputs_only: True if outputs are all that is asked: a size on which they agree is not OPEN.
 
     Raises:
-        UsageError: If a side cannot be built.
+        UsageError: If a side cannot be loaded, or nothing is timed and ``picks`` are to be retuned.
     """
+    if (not backend.times or outputs_only) and picks == "retune":
+        raise UsageError("--picks retune times configs, and nothing is timed here: use own or same")
+    if backend.kind is Kind.INTERPRETER:
+        os.environ["TRITON_INTERPRET"] = "1"  # before any worker starts: Triton reads it when it is imported
     start_server()
-    with scratch.folder("cache") as cache:
-        before, after = (
-            Tree(str(revision), folder, cache / folder.name, source.SOURCE_ROOTS)
-            for revision, folder in zip((sides.before, sides.after), sides.folders, strict=True)
-        )
-        return Session(sides, (before, after), backend, report).run(selections, picks)
+    with trees(sides) as both:
+        return Session(sides, both, backend, report, outputs_only).run(selections, picks)
 
 
 @dataclass
@@ -74,6 +80,7 @@ class Session:
     trees: tuple[Tree, Tree]
     backend: Backend
     report: Report
+    outputs_only: bool = False
     rows: list[Row] = field(default_factory=list)
     added: int = 0
     removed: int = 0
@@ -85,9 +92,15 @@ class Session:
         same = self.with_same_code()
         # identical launches of an edited kernel may still have an edge case with a binary of its own
         edited = {kernel.name for kernel in self.sides.kernels if kernel.is_changed}
-        self.check([row for row in self.rows if row not in same or row.problem.kernel in edited])
+        unchecked = [row for row in self.rows if row not in same or row.problem.kernel in edited]
+        self.check([row for row in unchecked if row.verdict is None])
         for row in same:
             row.verdict = row.verdict or ChangeVerdict.SAME_CODE
+        if self.outputs_only or not self.backend.times:
+            verdict = ChangeVerdict.AGREE if self.outputs_only else ChangeVerdict.OPEN
+            for row in self.rows:
+                if row.verdict is None:
+                    row.end(verdict, verdicts.AGREED)
         stage_one = [row for row in self.rows if row.verdict is None]
         rounds = range(verdicts.STAGE_ONE_ROUNDS)
         time_rounds(self.backend, self.trees, stage_one, rounds, self.report)
@@ -134,8 +147,8 @@ class Session:
     def with_same_code(self) -> list[Row]:
         """Return rows whose sides run the same code, and drop rows whose first side does not compile.
 
-        ``A..A`` has none, to show the noise. A clock that runs no kernel compares their source. Raises UsageError if
-        the second side does not compile.
+        ``A..A`` has none, to show the noise. Without a GPU their source is compared. A row whose second side does not
+        compile is WRONG.
         """
         if self.backend.kind is Kind.MEASURED:
             codes: Sequence[object] = self.compiled(self.all_arms(self.rows), launched_code, "compiling")
@@ -144,41 +157,84 @@ class Session:
             codes = [(hashes[row.problem.kernel][n], arm.config) for row in self.rows for n, arm in enumerate(row.arms)]
         same = []
         for row, before, after in zip([*self.rows], codes[::2], codes[1::2], strict=True):
-            if isinstance(after, UsageError):
-                raise after
             if isinstance(before, UsageError):
                 self.drop(row)
+            elif isinstance(after, UsageError):
+                row.end(ChangeVerdict.WRONG, str(after))
             elif before == after and not self.sides.are_same:
                 same.append(row)
         return same
 
     def check(self, rows: Sequence[Row]) -> None:
-        """End or drop rows with wrong outputs: each side is compared with its own reference, on all of its edge cases.
+        """End or drop rows whose outputs are wrong, or other than the first side's.
 
-        Raises UsageError if the second side cannot be launched.
+        On a GPU each side is first compared with its own reference on the row's own size.
         """
-        if self.backend.kind is Kind.SIMULATED:  # no kernel runs, so none is wrong
+        if self.backend.kind is Kind.SIMULATED:  # no kernel runs
             return
         if self.backend.kind is Kind.MEASURED:
             self.compiled(self.all_arms(rows), compile_edges, "compiling edge cases")
-        outcomes: list[list[Outcome]] = [[], []]
-        for side, tree in enumerate(self.trees):
-            with contextlib.closing(self.backend.worker(tree)) as worker:
-                for row in rows:
-                    outcomes[side].append(worker.check(row.arms[side]))
-                    self.report("checking outputs", sum(map(len, outcomes)), 2 * len(rows))
-        for row, before, after in zip(rows, *outcomes, strict=True):
-            was_right, is_right = before.status is Status.OK, after.status is Status.OK
-            if Status.OUT_OF_MEMORY in (before.status, after.status):
-                row.end(ChangeVerdict.OPEN, before.reason or after.reason)
-            elif is_right and not was_right:
-                self.drop(row)
-            elif not is_right and after.status not in BROKEN:
-                raise UsageError(f"{self.trees[1].name} cannot be built: {name_of(row.after)}: {after.reason}")
-            elif not is_right and was_right:
-                row.end(ChangeVerdict.WRONG, f"{after.status}: {after.reason}")
-            elif not is_right:
-                row.end(ChangeVerdict.OPEN, f"wrong on both sides: {after.reason}")
+            outcomes: list[list[Outcome]] = [[], []]
+            for side, tree in enumerate(self.trees):
+                with contextlib.closing(self.backend.worker(tree)) as worker:
+                    for row in rows:
+                        outcomes[side].append(worker.check(row.arms[side]))
+                        self.report("checking outputs", sum(map(len, outcomes)), 2 * len(rows))
+            for row, before, after in zip(rows, *outcomes, strict=True):
+                self.judge(row, before, after)
+        self.compare_outputs([row for row in rows if row.verdict is None and row in self.rows])
+
+    def judge(self, row: Row, before: Outcome, after: Outcome) -> None:
+        """End or drop a row by the outcomes of both sides. What is ``ok`` with a reason cannot be compared."""
+        was_right, is_right = before.status is Status.OK, after.status is Status.OK
+        if Status.OUT_OF_MEMORY in (before.status, after.status):
+            row.end(ChangeVerdict.OPEN, before.reason or after.reason)
+        elif is_right and not was_right:
+            self.drop(row)
+        elif was_right and not is_right:
+            row.end(ChangeVerdict.WRONG, f"{after.status}: {after.reason}")
+        elif not is_right:
+            row.end(ChangeVerdict.OPEN, f"wrong on both sides: {after.reason}")
+        elif after.reason:
+            row.end(ChangeVerdict.OPEN, after.reason)
+
+    def compare_outputs(self, rows: Sequence[Row]) -> None:
+        """Compare both sides on small inputs, with their references and with each other, and judge the rows.
+
+        On the interpreter, a few other configs of the second side are compared, too.
+        """
+        assert isinstance(self.backend, ProcessBackend)
+        calls = [(tree, name_of(arm), (arm, self.backend.torch_device)) for tree, arm in self.all_arms(rows)]
+        inputs = self.answers(calls, outputs.inputs_of, "reading edge cases")
+        configs: list[list[NamedInts]] = [[] for _ in rows]
+        if self.backend.kind is Kind.INTERPRETER:
+            lists = self.answers(
+                [
+                    (self.trees[1], name_of(arm), (arm.reference, [arm], self.backend.device, CHECKED_CONFIGS))
+                    for arm in (row.after for row in rows)
+                ],
+                checkout.candidates,
+                "reading configs",
+            )
+            configs = [
+                [arm.config for arm in candidates if arm.config != row.after.config]
+                for row, (candidates,) in zip(rows, lists, strict=True)
+            ]
+        pairs = list[dict[Pair, bool]]()
+        for row, others, first, second in zip(rows, configs, inputs[::2], inputs[1::2], strict=True):
+            required = {edge: first.get(edge, False) or second.get(edge, False) for edge in (*first, *second)}
+            pairs.append({Pair.on(edge, *row.arms, others): is_required for edge, is_required in required.items()})
+        results = compare_pairs(self.backend, self.trees, list(dict.fromkeys(chain(*pairs))), self.report)
+        for row, on_inputs in zip(rows, pairs, strict=True):
+            known = [
+                results[pair]
+                for pair, is_required in on_inputs.items()
+                if is_required or results[pair][0].status is Status.OK
+            ]
+            if known:
+                self.judge(row, *min(known, key=urgency))
+            else:
+                row.end(ChangeVerdict.OPEN, "too large for Triton's interpreter")
 
     def all_arms(self, rows: Sequence[Row]) -> list[tuple[Tree, KernelArm]]:
         """Return the launches of both sides, each with its checkout."""
@@ -192,7 +248,7 @@ class Session:
     def comparison(self, cleared: Sequence[Row], stage_two: Sequence[Row], controls: int) -> Comparison:
         """Return all rows in order, and the change over those that were timed."""
         device, tested = self.backend.device, {row: len(stage_two) for row in stage_two}
-        rows = [row.result(device, tested.get(row, 1), controls) for row in self.rows]
+        rows = [row.result(device, tested.get(row, 1), controls).of_kind(self.backend.kind) for row in self.rows]
         rows.sort(key=lambda row: (row.kernel, list(row.shape.items()), repr(row.problem)))
         result = Comparison(self.sides.before, self.sides.after, tuple(rows), self.added, self.removed)
         stages = [timed for stage in (cleared, stage_two) if (timed := [row for row in stage if row.verdict is None])]
@@ -209,37 +265,19 @@ class Session:
         calls = [(tree, name_of(arm), (arm.reference, arm.problem, arm.config, arch)) for tree, arm in arms]
         return self.call(calls, function, text)
 
-    def call(
-        self, calls: Sequence[tuple[Tree, str, tuple[Any, ...]]], function: Callable[..., T], text: str
-    ) -> list[T | UsageError]:
-        """Call a function in each checkout with a subject for errors and arguments; return the results, or errors."""
-        inside: Callable[..., T] = within
-        pools = {tree: WorkerPool(max(1, usable_cores() // 2)) for tree in self.trees}
-        results: list[T | UsageError] = []
-        try:
-            futures = [pools[tree].submit(TIMEOUT_S, inside, tree, function, *args) for tree, _, args in calls]
-            for (tree, subject, _), future in zip(calls, futures, strict=True):
-                try:
-                    results.append(future.result())
-                except (UsageError, WorkerDied, RemoteError) as error:
-                    reason = error if isinstance(error, UsageError) else outcome_of(error).reason
-                    results.append(UsageError(f"{tree.name} cannot be built: {subject}: {reason}"))
-                self.report(text, len(results), len(calls))
-            return results
-        finally:
-            for pool in pools.values():
-                pool.close()
+    def call(self, calls: Sequence[Call], function: Callable[..., T], text: str) -> list[T | UsageError]:
+        """Call a function in each checkout; return the results, or errors."""
+        return call(self.trees, calls, function, lambda done: self.report(text, done, len(calls)))
+
+    def answers(self, calls: Sequence[Call], function: Callable[..., T], text: str) -> list[T]:
+        """Call a function in each checkout. Raises the first UsageError."""
+        return answers(self.call(calls, function, text))
 
     def call_both(self, kernel: Kernel, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
         """Call a function with the reference and the arguments of each side. Raises the first UsageError."""
         sides = zip(self.trees, kernel.references, arguments, strict=True)
         calls = [(tree, kernel.name, (reference, *values)) for tree, reference, values in sides]
-        results = []
-        for result in self.call(calls, function, f"reading {kernel.name}"):
-            if isinstance(result, UsageError):
-                raise result
-            results.append(result)
-        return results
+        return self.answers(calls, function, f"reading {kernel.name}")
 
 
 def name_of(arm: KernelArm) -> str:

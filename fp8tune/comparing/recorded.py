@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 
-from fp8tune.comparing import verdicts
-from fp8tune.comparing.sides import Kernel, Sides
+from fp8tune.comparing import checkout, verdicts
+from fp8tune.comparing.calls import Call, answers, call
+from fp8tune.comparing.sides import Kernel, Sides, trees
 from fp8tune.comparing.verdicts import ChangeVerdict, ComparedRow, Comparison
-from fp8tune.records import Device, Kind, Problem
+from fp8tune.plan.shapes import Selection, common_settings
+from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.stats.means import group_by, median
 from fp8tune.stats.rank import competing
 from fp8tune.stats.same_code import Programs, is_same_gpu
@@ -40,6 +42,33 @@ def stored(store: Reader, both: Sides) -> list[Study]:
     return store.studies(kinds=TIMED_KINDS, keep=keep)
 
 
+def selected(studies: Iterable[Study], both: Sides, selections: Sequence[Selection]) -> list[Study]:
+    """Return the studies of the sizes that either side's kernels have in the selections, with their settings.
+
+    Raises UsageError if a kernel has none.
+    """
+    shapes: dict[str, set[NamedInts]] = {}
+    with trees(both) as sides:
+        calls: list[Call] = [
+            (tree, kernel.name, (reference, selections))
+            for kernel in both.kernels
+            for tree, reference, source_hash in zip(sides, kernel.references, kernel.hashes, strict=True)
+            if source_hash
+        ]
+        results = answers(call(sides, calls, checkout.shapes))
+    for (_, kernel_name, _), result in zip(calls, results, strict=True):
+        shapes.setdefault(kernel_name, set()).update(result)
+    settings = common_settings(selections)
+    facts = {"routing": "routing", "dtype": "in_dtype", "layout": "input_layout", "scale": "scale_mode"}
+    named = {field: value for name, field in facts.items() if (value := getattr(settings, name))}
+    return [
+        study
+        for study in studies
+        if study.problem.shape in shapes.get(study.problem.kernel, ())
+        and all(getattr(study.problem, field) == value for field, value in named.items())
+    ]
+
+
 def compare(studies: Iterable[Study], both: Sides, programs: Callable[[], Programs] = Programs) -> Comparison:
     """Compare two revisions on stored studies, across compilers where ``programs`` says that code is the same."""
     timed = [study for study in studies if study.kind in TIMED_KINDS and study.version is not None]
@@ -49,6 +78,7 @@ def compare(studies: Iterable[Study], both: Sides, programs: Callable[[], Progra
         replace(row, verdict=verdicts.decide(row.effect, tested), tested=tested, reason="") if row.effect else row
         for row in rows
     ]
+    rows = [row.of_kind(row.kind) for row in rows]
     added, removed = (sum(kernel.hashes[side] is None for kernel in both.kernels) for side in (0, 1))
     return Comparison(both.before, both.after, tuple(rows), added, removed)
 
@@ -77,6 +107,7 @@ def _rows(
             kernel.name,
             verdict,
             *key,
+            kind=(sides[0].get(key) or sides[1][key]).kind,
             before_us=median(before.times_us) if before else None,
             after_us=median(after.times_us) if after else None,
             before_config=before.config if before else None,

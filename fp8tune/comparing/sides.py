@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8tune import errors, registry
+from fp8tune import errors, registry, scratch
 from fp8tune.comparing.verdicts import Revision
+from fp8tune.measure.trees import Tree
+from fp8tune.replay.loading import recorded_kernel
 from fp8tune.revisions import git, source
-from fp8tune.revisions.reference import locate
+from fp8tune.revisions.reference import KernelReference, locate
 
 WORKTREE = "WORKTREE"  # names the uncommitted state of the repository in place of a revision
 
@@ -77,6 +79,17 @@ def checked_out(range_text: str, kernels: Sequence[str] = (), folder: Path = Pat
         yield Sides(*revisions, sides, present)
 
 
+@contextlib.contextmanager
+def trees(sides: Sides) -> Iterator[tuple[Tree, Tree]]:
+    """Yield what a worker needs to take the kernels of each side, with a cache for binaries until the context ends."""
+    with scratch.folder("cache") as cache:
+        before, after = (
+            Tree(str(revision), folder, cache / folder.name, source.SOURCE_ROOTS)
+            for revision, folder in zip((sides.before, sides.after), sides.folders, strict=True)
+        )
+        yield before, after
+
+
 def _revisions(repository: Path, text: str) -> tuple[Revision, Revision]:
     match = _RANGE.fullmatch(text)
     if match is None or ".." in match["before"] or ".." in match["after"]:
@@ -109,4 +122,6 @@ def _kernel(text: str, root: Path, folders: tuple[Path, Path]) -> Kernel:
             name = source.kernel_name(text, places) if ":" in text else text
         except source.NoSuchKernel:
             hashes.append(None)
+    if (named := KernelReference.parse(text)).recording:
+        name = recorded_kernel(named).name
     return Kernel(name, references, (hashes[0], hashes[1]))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from statistics import geometric_mean
 
-from fp8tune.records import Device, NamedInts, Problem
+from fp8tune.records import Device, Kind, NamedInts, Problem
 from fp8tune.stats.estimate import Estimate, estimate, t_quantile
 
 PROVEN = math.log(1.005)  # a REGRESSION is proven to be slower by more than this, a FASTER row to be faster
@@ -26,6 +26,10 @@ POWER = 0.95  # share of runs that would find the smallest detectable slowdown
 # several times as long: 8 of 1,449 on one H100. Untrimmed, five of twelve changed rows had intervals of 3 to 7 %.
 TRIMMED_SHARE = 0.15
 
+# Reasons that many rows share.
+AGREED = "outputs agree, times not compared"
+SIMULATED = "simulated: no output was checked"
+
 # Both are multiples of six, the number of orders of three arms, so that each row has all orders equally often.
 STAGE_ONE_ROUNDS, STAGE_TWO_ROUNDS = 6, 18
 
@@ -34,10 +38,11 @@ class ChangeVerdict(StrEnum):
     """Verdict on a row of a comparison, the most urgent first."""
 
     REGRESSION = "REGRESSION"  # proven to be over 0.5 % slower
-    WRONG = "WRONG"  # right output before, wrong output now
-    OPEN = "OPEN"  # too much noise, a failure while it was timed, or results that cannot be compared
+    WRONG = "WRONG"  # right output before; now a wrong one, another one or none
+    OPEN = "OPEN"  # too much noise, a failure while it was timed, or something that cannot be compared
     FASTER = "FASTER"  # proven to be over 0.5 % faster
     CLEAR = "CLEAR"  # a slowdown of 2 % or more is ruled out
+    AGREE = "AGREE"  # outputs agree, where nothing else was asked
     SAME_CODE = "SAME-CODE"  # same machine code and launch; of recorded results, same source
 
 
@@ -71,6 +76,13 @@ class ComparedRow:
     tested: int = 1  # number of rows that were decided together
     n: int = 0  # rounds behind the verdict; of recorded results, processes on the side with fewer
     disturbances: tuple[str, ...] = ()  # why some of its blocks were slower than they should be
+    kind: Kind = Kind.MEASURED  # how both sides were run
+
+    def of_kind(self, kind: Kind) -> ComparedRow:
+        """Return the row as it was run. A simulated one is never CLEAR, because no output was checked."""
+        if kind is Kind.SIMULATED and self.verdict is ChangeVerdict.CLEAR:
+            return replace(self, kind=kind, verdict=ChangeVerdict.OPEN, reason=SIMULATED)
+        return replace(self, kind=kind)
 
     @property
     def shape(self) -> NamedInts:
@@ -126,11 +138,17 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 for REGRESSION or WRONG; 3 if a row is OPEN, nothing was compared or a control drifted; else 0."""
+        """1 for REGRESSION or WRONG; 3 if a row is OPEN, nothing was compared or a control drifted; else 0.
+
+        A simulated FASTER is no all-clear either.
+        """
         if self.counts[ChangeVerdict.REGRESSION] or self.counts[ChangeVerdict.WRONG]:
             return 1
         is_empty = not self.rows and not self.added and not self.removed
-        return 3 if is_empty or self.counts[ChangeVerdict.OPEN] or self.is_stable is False else 0
+        is_open = self.counts[ChangeVerdict.OPEN] or any(
+            row.kind is Kind.SIMULATED and row.verdict is ChangeVerdict.FASTER for row in self.rows
+        )
+        return 3 if is_empty or is_open or self.is_stable is False else 0
 
 
 def paired(logs: Sequence[float]) -> Estimate:

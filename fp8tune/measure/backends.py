@@ -185,23 +185,23 @@ class ProcessWorker:
 
     def build(self, arm: Arm) -> Outcome:
         """Build the tensors that the arm's group shares."""
-        return self._outcome(trial.build, arm)
+        return self.outcome(trial.build, arm)
 
     def launch(self, arm: Arm) -> Outcome:
         """Launch the arm once and wait, so that it compiles or breaks now."""
-        return self._outcome(trial.launch, arm)
+        return self.outcome(trial.launch, arm)
 
     def check(self, arm: KernelArm) -> Outcome:
         """Compare every byte with the reference, on the problem and on its edges. Times nothing."""
-        return self._outcome(trial.checked_block, arm, 0, times=False)
+        return self.outcome(trial.checked_block, arm, 0, times=False)
 
     def block(self, arm: Arm, place: Place) -> Outcome:
         """Time the arm."""
-        return self._backend.comparable(self._outcome(trial.block, arm))
+        return self._backend.comparable(self.outcome(trial.block, arm))
 
     def checked_block(self, arm: KernelArm, place: Place) -> Outcome:
         """Check the arm (once a process), time it, and check its output once more."""
-        return self._backend.comparable(self._outcome(trial.checked_block, arm, place.round))
+        return self._backend.comparable(self.outcome(trial.checked_block, arm, place.round))
 
     def output_bits(self, *places: Any) -> OutputBits | None:
         """Hash the outputs of configs, see :func:`fp8tune.measure.output_bits.output_bits`; None if that failed."""
@@ -219,8 +219,11 @@ class ProcessWorker:
         """End the process."""
         self._process.close()
 
-    def _outcome(self, function: Callable[..., Outcome], arm: Arm, *args: Any, **kwargs: Any) -> Outcome:
-        """Call a function of :mod:`fp8tune.measure.trial`. A process that crashed or hung is not used again."""
+    def outcome(self, function: Callable[..., Outcome], arm: Arm, *args: Any, **kwargs: Any) -> Outcome:
+        """Call a function of an arm and the torch device that :func:`fp8tune.measure.trial.guarded` wraps.
+
+        A process that crashed or hung is not used again.
+        """
         try:
             outcome = self.run(function, arm, self._backend.torch_device, *args, **kwargs)
         except (WorkerDied, RemoteError) as error:

@@ -67,11 +67,11 @@ def gemm(in_dtype: str, torch_device: str) -> Callable[[], object]:
     return partial(torch.mm, first, second)
 
 
-def _guarded(run: Callable[P, Outcome | None]) -> Callable[P, Outcome]:
+def guarded(run: Callable[P, Outcome | None]) -> Callable[P, Outcome]:
     """Convert third-party exceptions of a function into outcomes; None is ``ok``."""
 
     @wraps(run)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> Outcome:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Outcome:
         try:
             return run(*args, **kwargs) or Outcome(Status.OK)
         except Poisoned:
@@ -82,10 +82,10 @@ def _guarded(run: Callable[P, Outcome | None]) -> Callable[P, Outcome]:
             raise Poisoned(outcome)
         return outcome
 
-    return guarded
+    return call
 
 
-@_guarded
+@guarded
 def prepare(reference: str, problem: Problem, torch_device: str) -> None:
     """Build the tensors of a problem before its first trial. What fails here fails again there, as a row."""
     tensor_cache.tensors(reference, problem, torch_device)
@@ -126,13 +126,13 @@ def capture_failure(arm: KernelArm, torch_device: str) -> str | None:
     return None
 
 
-@_guarded
+@guarded
 def build(arm: Arm, torch_device: str) -> None:
     """Build what the arm's group shares."""
     arm.build(torch_device)
 
 
-@_guarded
+@guarded
 def launch(arm: Arm, torch_device: str) -> None:
     """Launch an arm once and wait for it, so that what it breaks shows here and not in a later call."""
     arm.launcher(torch_device)()
@@ -140,13 +140,13 @@ def launch(arm: Arm, torch_device: str) -> None:
         torch.cuda.synchronize()
 
 
-@_guarded
+@guarded
 def block(arm: Arm, torch_device: str) -> Outcome:
     """Time an arm."""
     return timed(arm.launcher(torch_device), arm.long_us)
 
 
-@_guarded
+@guarded
 def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool = True) -> Outcome | None:
     """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
 

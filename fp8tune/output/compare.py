@@ -11,6 +11,7 @@ from fp8tune.output.documents import Document, value
 from fp8tune.output.show import USUAL, Place, change
 from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, counts, microseconds, pairs, percent, ratio, short_gpu
+from fp8tune.records import Kind
 from fp8tune.stats.estimate import Estimate
 
 LISTED = (ChangeVerdict.REGRESSION, ChangeVerdict.WRONG, ChangeVerdict.OPEN, ChangeVerdict.FASTER)
@@ -27,7 +28,8 @@ class Side(Document):
 class ComparedSize(Place):
     """One kernel on one size and GPU at both revisions."""
 
-    verdict: ChangeVerdict = value("REGRESSION, WRONG, OPEN, FASTER, CLEAR or SAME-CODE.")
+    kind: str = value("How both sides were run: measured, simulated or interpreter. A simulated one runs no kernel.")
+    verdict: ChangeVerdict = value("REGRESSION, WRONG, OPEN, FASTER, CLEAR, AGREE or SAME-CODE.")
     speedup: float | None = value("Time of A over time of B, paired by process; below 1 is slower.", "x")
     lower: float | None = value("Lower end of the speedup's 95 % confidence interval.", "x")
     upper: float | None = value("Upper end of the speedup's 95 % confidence interval.", "x")
@@ -39,7 +41,7 @@ class ComparedSize(Place):
     control: float | None = value("Change of the A/A control, which runs A once more.", "share")
     stable: bool | None = value("True if the control moved by no more than chance; null without one.", "", "is_stable")
     n: int = value("Rounds behind the verdict; of recorded results processes on the side with fewer.")
-    reason: str = value("Why it is OPEN or WRONG.")
+    reason: str = value("Why it is OPEN or WRONG, or that times were not compared.")
     disturbances: list[str] = value("Why some blocks were slower than they should be.")
 
 
@@ -93,20 +95,21 @@ def screen(document: Comparison, *, lists_all: bool = False) -> Screen:
     rows = [row for row in document.rows if lists_all or row.verdict in LISTED]
     has_gpus = len({row.gpu for row in rows if row.gpu}) > 1
     columns = [
-        Column("verdict", lambda row: row.verdict),
+        Column("verdict", verdict_text),
         Column("kernel", lambda row: row.kernel, loses="start"),
         Column("size", size_text, loses="end"),
         Column("GPU", lambda row: short_gpu(row.gpu) if has_gpus else ""),
         number("speedup", lambda row: ratio(row.speedup)),
         number("A -> B us", lambda row: f"{microseconds(row.before_us)} -> {microseconds(row.after_us)}"),
     ]
-    below = [about(document, len(document.rows) - len(rows)), control(document)]
+    below = [about(document, len(document.rows) - len(rows)), *unknown(document), control(document)]
     return Screen([title(document)], columns, below, rows)
 
 
 def title(document: Comparison) -> str:
     """Return the counts of the verdicts and the mean speedup."""
     verdicts = counts(document.verdicts) or "nothing to compare"
+    verdicts += " (simulated)" if any(row.kind == Kind.SIMULATED for row in document.rows) else ""
     compared = sum(row.speedup is not None and row.verdict is not ChangeVerdict.SAME_CODE for row in document.rows)
     if not compared or document.speedup is None:
         return verdicts
@@ -121,6 +124,14 @@ def about(document: Comparison, unlisted: int = 0) -> str:
     return f"{', '.join(texts)}; {counted(unlisted, 'size')} not listed{f', {rest}' if rest else ''}"
 
 
+def unknown(document: Comparison) -> Iterator[str]:
+    """Yield what nobody looked at: times without a GPU, outputs with a simulated clock."""
+    if count := sum(row.reason == verdicts.AGREED for row in document.rows):
+        yield f"{counted(count, 'size')}: {verdicts.AGREED}"
+    if any(row.kind == Kind.SIMULATED for row in document.rows):
+        yield verdicts.SIMULATED
+
+
 def control(document: Comparison) -> str:
     """Return the line about the A/A control; empty for recorded results."""
     if document.control is None:
@@ -129,6 +140,11 @@ def control(document: Comparison) -> str:
     least = document.detectable
     detected = "" if least is None else f"; slowdowns from {percent(least, 1)} % are detected"
     return f"Control (A against A): {percent(abs(document.control), 1)} % apart, {state}{detected}."
+
+
+def verdict_text(row: ComparedSize) -> str:
+    """Return a verdict, and whether a simulated clock gave it."""
+    return f"{row.verdict} (simulated)" if row.kind == Kind.SIMULATED else row.verdict
 
 
 def size_text(row: Place) -> str:
@@ -141,5 +157,7 @@ def size_text(row: Place) -> str:
 def notices(rows: Sequence[ComparedSize]) -> Iterator[str]:
     """Yield why rows are open or wrong, and what disturbed them."""
     for row in rows:
-        for reason in filter(None, (row.reason, *row.disturbances)):
+        for reason in (row.reason, *row.disturbances):
+            if reason in ("", verdicts.AGREED, verdicts.SIMULATED):
+                continue
             yield f"{row.kernel} {pairs(row.size)}".strip() + f": {reason}"

@@ -97,8 +97,13 @@ def recorded_kernel(named: KernelReference) -> Kernel:
     if named.kernel in kernels:
         return kernels[named.kernel]
     where, _, attribute = named.kernel.rpartition(":")
-    for kernel in kernels.values() if where.endswith(".py") else ():
-        if Path(kernel.file).resolve() == Path(where).resolve() and kernel.name.endswith(f":{attribute}"):
+    same = [kernel for kernel in kernels.values() if where.endswith(".py") and kernel.name.endswith(f":{attribute}")]
+    for kernel in same:
+        if Path(kernel.file).resolve() == Path(where).resolve():
+            return kernel
+    for kernel in same:  # the file may be a checkout's
+        module = kernel.name.removesuffix(f":{attribute}")
+        if f"/{where.removesuffix('.py')}".endswith(f"/{module.replace('.', '/')}"):
             return kernel
     raise unknown(f"kernel in {named.recording}", named.kernel, kernels)
 

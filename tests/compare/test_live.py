@@ -30,6 +30,7 @@ from fp8tune.measure.engine import Group, TimedBlock, Turn
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.timing import UNGATED
 from fp8tune.measure.trees import Tree
+from fp8tune.output import compare
 from fp8tune.plan.shapes import Selection
 from fp8tune.records import Device, NamedInts, Outcome, Problem, Status, Telemetry
 from fp8tune.revisions.git import checkouts
@@ -101,10 +102,18 @@ def test_uncommitted_work_is_compared(repository: Path) -> None:
 
 
 def test_a_revision_against_itself_shows_the_noise(repository: Path) -> None:
+    """A simulated clock checks no output, and so nothing is CLEAR."""
     comparison = compared(repository, "main..main", "same", "gone")
-    assert [row.verdict for row in comparison.rows] == [ChangeVerdict.CLEAR] * 2
+    assert [(row.verdict, row.reason) for row in comparison.rows] == [(ChangeVerdict.OPEN, verdicts.SIMULATED)] * 2
     assert comparison.is_stable
-    assert comparison.exit_code == 0
+    assert comparison.exit_code == 3
+
+
+def test_a_simulated_gain_is_no_all_clear(repository: Path) -> None:
+    comparison = compared(repository, "main..branch", "faster")
+    assert [row.verdict for row in comparison.rows] == [ChangeVerdict.FASTER]
+    assert comparison.exit_code == 3
+    assert "(simulated)" in compare.title(compare.make(comparison))
 
 
 def test_retuning_finds_the_best_config_of_each_side(repository: Path) -> None:

@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import fp8tune
 from database_rows import merged, study_of
 from git_repositories import commit, git
+from places import PLANTED
 
 from fp8tune import errors
 from fp8tune.comparing import recorded
 from fp8tune.comparing.sides import checked_out
 from fp8tune.comparing.verdicts import ComparedRow, Comparison
+from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import Compiler, Device, FinalsRun, KernelVersion, Kind, NamedInts, Problem, ProcessTimes, Status
 from fp8tune.revisions import source
 from fp8tune.revisions.git import checkouts, resolve
@@ -169,6 +172,38 @@ def test_versions_of_triton_are_compared_where_one_side_has_the_same_machine_cod
         rows = recorded.compare([before, after], both, lambda: programs).rows
     assert {row.verdict for row in rows} == {verdict}
     assert len(rows) == (1 if verdict == "FASTER" else 2)
+
+
+def test_simulated_results_are_never_clear(repository: Path) -> None:
+    studies = [results(repository, side, "colwise", *(200.0 * x for x in SPREAD)) for side in ("main", "branch")]
+    comparison = compare([replace(study, kind=Kind.SIMULATED) for study in studies], repository)
+    assert [(row.verdict, row.kind) for row in comparison.rows] == [("OPEN", Kind.SIMULATED)]
+    assert comparison.exit_code == 3
+
+
+def test_recorded_results_are_selected_by_shape(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    commit(tmp_path, {"k.py": (PLANTED / "versioned.py").read_text()})
+    other = NamedInts(M=64, K=8)
+    problems = [
+        Problem("versioned", shape, routing) for shape in (other, NamedInts(M=30, K=8)) for routing in ("none", "zipf")
+    ]
+    studies = [
+        study_of(problem, CONFIG, H100, Kind.MEASURED, Status.OK, [1.0], KernelVersion("versioned", "1"))
+        for problem in problems
+    ]
+    with checked_out("main..main", [f"{tmp_path}/k.py:SPEC"]) as sides:
+        chosen = recorded.selected(studies, sides, [Selection((other,))])
+        assert [study.problem for study in chosen] == problems[:2]
+        chosen = recorded.selected(studies, sides, [Selection((other,), settings=Settings(routing="zipf"))])
+        assert [study.problem for study in chosen] == problems[1:2]
+        with pytest.raises(errors.UsageError, match="hold no problem"):
+            recorded.selected(studies, sides, [Selection((NamedInts(T=1),))])
+
+
+def test_an_unknown_shape_set_is_an_error_for_recorded_results(repository: Path) -> None:
+    done = fp8tune("compare", "main..branch", "--db", "none.db", "--shapes", "no-such-set", cwd=repository)
+    assert (done.returncode, "no-such-set" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("kind", [Kind.INTERPRETER, Kind.STATIC, Kind.PUBLISHED])
