@@ -140,22 +140,6 @@ Program = tuple[Problem, str, NamedInts]
 
 
 @dataclass(frozen=True)
-class Code:
-    """Facts of the binary of one config, where it was only compiled. Of several kernels the least favourable."""
-
-    agprs: int = 0
-    """Accumulation registers, which count among ``registers`` too; AMD."""
-    sgprs: int = 0
-    """Scalar registers, per wave; AMD."""
-    scratch_bytes: int = 0
-    """Memory a thread has to itself, spilled registers among it."""
-    resident_warps: int = 0
-    """The most warps an SM or CU can hold; see :mod:`fp8tune.compiled.facts`."""
-    fp8_conversions: int = 0
-    """Instructions that convert to FP8, in all kernels: 0 where conversion is emulated."""
-
-
-@dataclass(frozen=True)
 class Facts:
     """Facts that the compiler gives of one config. None where it was not asked."""
 
@@ -164,8 +148,6 @@ class Facts:
     spill_bytes: int | None = None
     shared_bytes: int | None = None
     compile_s: float | None = None
-    code: Code | None = None
-    """Known where configs are compiled only."""
     code_hash: str = ""
     """Hash of the machine code of the launch; see :func:`fp8tune.compiled.facts.code_hash`."""
     compiler: Compiler | None = None

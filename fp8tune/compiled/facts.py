@@ -1,7 +1,6 @@
 """Facts that the compiler states of a Triton kernel, from its binary (NVIDIA) or its assembly (AMD).
 
-Resources and the hash of the machine code come with every compilation; the assembly is read only where nothing will be
-timed.
+Every compilation gives its resources and the hash of its machine code.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from fp8tune.records import Code, Facts
+from fp8tune.records import Facts
 from fp8tune.replay.lazy import triton
-from fp8tune_kernels.arches import REGISTER_UNIT, SIMDS, Arch
-
-_CONVERSION = re.compile(r"\bcvt\.\S*(?:e4m3|e5m2)x2\.f32|\bv_cvt_(?:\w+_)?(?:pk|sr)_(?:fp8|bf8)_f32")
 
 # Sections of a binary that a GPU executes or reads. Constant bank 0 is filled by the launch; symbols, debug information
 # and notes name paths and versions.
@@ -29,19 +25,17 @@ _EXECUTED = re.compile(r"(\.text|\.rodata|\.nv\.constant[1-9]\d*|\.nv\.global\.i
 # Options of a launch that are not in these sections -> their value in versions of Triton without them.
 _LAUNCH: Mapping[str, int] = {"num_warps": 0, "num_ctas": 1, "launch_cooperative_grid": 0, "launch_pdl": 0}
 
-SCALAR_REGISTERS, SCALAR_UNIT = 800, 16  # of a SIMD of gfx90a, gfx942 and gfx950, and how they are given to waves
-
 
 @dataclass(frozen=True)
 class Resources:
-    """Needs of one kernel. Registers per thread (AMD: vector registers, those of ``agprs`` included)."""
+    """Needs of one kernel, which the hash of its code covers. Registers are per thread, on AMD vector registers."""
 
     registers: int
     spill_bytes: int
     shared_bytes: int
     scratch_bytes: int
-    agprs: int = 0
-    sgprs: int = 0  # per wave
+    agprs: int = 0  # accumulation registers of AMD, which ``registers`` includes
+    sgprs: int = 0  # scalar registers of AMD, per wave
 
 
 def resources(kernel: Any) -> Resources:
@@ -79,19 +73,6 @@ def worst(kernels: Sequence[Resources], compile_s: float) -> Facts:
         spill_bytes=max((kernel.spill_bytes for kernel in kernels), default=None),
         shared_bytes=max((kernel.shared_bytes for kernel in kernels), default=None),
         compile_s=compile_s,
-    )
-
-
-def code(kernels: Sequence[Any], needs: Sequence[Resources], num_warps: int, arch: Arch) -> Code:
-    """Return what else the binaries of a launch show, of several kernels the least favourable."""
-    return Code(
-        agprs=max(need.agprs for need in needs),
-        sgprs=max(need.sgprs for need in needs),
-        scratch_bytes=max(need.scratch_bytes for need in needs),
-        resident_warps=min(
-            resident_warps(arch, num_warps, need.registers, need.shared_bytes, need.sgprs) for need in needs
-        ),
-        fp8_conversions=sum(fp8_conversions(kernel.asm.get("amdgcn") or kernel.asm["ptx"]) for kernel in kernels),
     )
 
 
@@ -136,33 +117,3 @@ def ptxas_version(arch: str) -> str:
     text = triton.backends.nvidia.compiler.get_ptxas_version(int(arch[3:]))
     version = re.search(r"\bV(\d+(?:\.\d+)+)", text)
     return version[1] if version else ""
-
-
-def resident_warps(arch: Arch, num_warps: int, registers: int, shared_bytes: int, scalar_registers: int = 0) -> int:
-    """Return the most warps of blocks of ``num_warps`` on one SM or CU; 0 where not even one block fits.
-
-    A bound from the limits of :mod:`fp8tune_kernels.arches`: a block is resident with all its warps, spread over the
-    four SIMDs. Registers, shared memory, warps and blocks each allow so many blocks, and the least decides.
-    ``registers`` per thread (AMD: vector registers, accumulation registers included), ``scalar_registers`` per wave,
-    ``shared_bytes`` per block.
-    """
-    registers_per_simd = arch.registers_per_block // SIMDS // arch.warp_size
-    registers_per_warp = max(_rounded_up(registers, REGISTER_UNIT), REGISTER_UNIT)
-    per_simd = min(arch.warps_per_simd, registers_per_simd // registers_per_warp)
-    if arch.backend == "hip" and scalar_registers:
-        per_simd = min(per_simd, SCALAR_REGISTERS // _rounded_up(scalar_registers, SCALAR_UNIT))
-    blocks = per_simd * SIMDS // num_warps
-    if num_warps > 1 or arch.backend == "cuda":  # a work-group of one wave needs no barrier, which is what limits them
-        blocks = min(blocks, arch.blocks_per_multiprocessor)
-    if block_bytes := shared_bytes + arch.reserved_shared_bytes:
-        blocks = min(blocks, arch.shared_bytes // block_bytes)
-    return blocks * num_warps
-
-
-def _rounded_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
-def fp8_conversions(assembly: str) -> int:
-    """Count instructions that convert to FP8. A kernel without any that writes FP8 all the same computes the bits."""
-    return len(_CONVERSION.findall(assembly))

@@ -26,7 +26,6 @@ from fp8tune.measure.device import software
 from fp8tune.records import Compiler, NamedInts, Outcome, Problem, Status
 from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
-from fp8tune_kernels.arches import ARCHES
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def compile_config(
     """Compile every kernel that launching ``config`` on ``problem`` would launch on ``arch``.
 
     ``shared_limit``: bytes of shared memory (LDS) that a block may have. Facts are the worst over the kernels. If the
-    config ``is_run`` afterwards, its edges are compiled as well, otherwise facts include what the binaries show.
+    config ``is_run`` afterwards, its edges are compiled as well.
     """
     started = time.perf_counter()
     printed = io.StringIO()  # Triton prints a program that ptxas refuses: thousands of lines
@@ -56,8 +55,6 @@ def compile_config(
         worst = facts.worst(resources, time.perf_counter() - started)
         if kernels:
             worst = replace(worst, code_hash=facts.code_hash(kernels, resources), compiler=compiler_of(arch))
-        if kernels and not is_run:
-            worst = replace(worst, code=facts.code(kernels, resources, config["num_warps"], ARCHES[arch]))
     except Exception as error:  # any compiler failure is this row's result
         machine.raise_if_machine(error)
         return Outcome(Status.COMPILE_ERROR, reason=one_line(error))

@@ -22,7 +22,6 @@ class CheckedConfig(Document):
     reason: str = value("Reason why it is not ok; empty otherwise.")
     registers: int | None = value("Registers of a thread; null if it was not compiled here.", "", "facts.registers")
     spill_bytes: int | None = value("Bytes of a thread that do not fit into registers.", "bytes", "facts.spill_bytes")
-    warps: int | None = value("Warps on a multiprocessor, if it was only compiled.", "", "facts.code.resident_warps")
 
 
 class CheckedSize(Document):
@@ -86,7 +85,6 @@ def checked_kernels(document: CheckList) -> Screen:
         Column("first failure", failure, loses="end"),
         number("registers", lambda sizes: span(sizes, "registers"), wide=True),
         number("spilled bytes", lambda sizes: span(sizes, "spill_bytes"), wide=True),
-        number("warps", lambda sizes: span(sizes, "warps"), wide=True),
     ]
     return Screen([], columns, [], groups)
 

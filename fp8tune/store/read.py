@@ -15,7 +15,6 @@ from fp8tune.errors import DatabaseError
 from fp8tune.records import (
     RECORDED,
     ClockLimits,
-    Code,
     Compiler,
     Device,
     Facts,
@@ -288,7 +287,7 @@ class Reading(Database):
         """Yield every trial with its samples, in the order of the studies."""
         with self.transaction() as connection:
             names = Names(connection)
-            studies, codes = names.matching(kernel, arch), _codes(connection)
+            studies = names.matching(kernel, arch)
             details = [db.TrialDetails.c[name] for name in db.DETAILS]
             query = select(db.Results, db.Trials, *details).join_from(db.Results, db.Trials).outerjoin(db.TrialDetails)
             result = connection.execute(query.order_by(db.Results.c.id).execution_options(yield_per=1000))
@@ -305,7 +304,7 @@ class Reading(Database):
                     row[trial.reason],
                     tuple(round(sample, 3) for sample in array("f", row["samples"] or b"")),
                     row["tick_us"],
-                    Facts(**{name: row[name] for name in db.FACTS}, code=codes.get(row[c.id])),
+                    Facts(**{name: row[name] for name in db.FACTS}),
                     Telemetry(**telemetry),
                 )
                 yield Row(
@@ -354,8 +353,8 @@ OF_STUDY = ("problem", "device", "kind", "version", "lookup_key", "bytes_moved")
 def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
     """Return the studies with their results, in the order they were begun."""
     few = list(studies) if len(studies) <= FEW else None
-    blocks, codes, common = _blocks(names.connection, few), _codes(names.connection), _common(names, studies)
-    statuses, unknown, no_facts = {str(status): status for status in Status}, Facts(), [None] * (len(db.FACTS) + 1)
+    blocks, common = _blocks(names.connection, few), _common(names, studies)
+    statuses, unknown, no_facts = {str(status): status for status in Status}, Facts(), [None] * len(db.FACTS)
     results, untimed = {id: list[Result]() for id in studies}, {id: list[NamedInts]() for id in studies}
     failures, counts = {id: dict[NamedInts, Status]() for id in studies}, Counter[int]()
     runs = {id: names.finals(id) for id in studies}
@@ -375,7 +374,6 @@ def _with_results(names: Names, studies: Mapping[int, Study]) -> list[Study]:
             if status is Status.OK and config:
                 untimed[id].append(config)
             continue
-        facts.append(codes.get(result_id))
         result = Result(
             config=None if source and not config else config,  # a publication that names none
             status=status,
@@ -487,12 +485,6 @@ def result_order(result: Result) -> tuple[object, ...]:
 
 def _calibrations(connection: Connection) -> list[Any]:
     return sorted(checked_rows(connection, db.Calibrations), key=lambda row: (row.created_at, row.value))
-
-
-def _codes(connection: Connection) -> dict[int, Code]:
-    """Return the facts of the machine code of configs that were only compiled, by result."""
-    rows = connection.execute(select(db.Codes))
-    return {row.result_id: Code(*(getattr(row, name) or 0 for name in db.CODE)) for row in rows}
 
 
 def _study_ids(subject: Subject) -> Select[Any]:

@@ -230,14 +230,6 @@ Results = _named(
     unique=("study_id", "config_id", "source", "note"),
 )
 
-CODE = ("agprs", "sgprs", "scratch_bytes", "resident_warps", "fp8_conversions")
-Codes = _table(
-    "codes",
-    "Facts of the machine code of a result that was compiled only.",
-    _refers("result_id", "results", primary_key=True),
-    *(_integer(name, null=True) for name in CODE),
-)
-
 Compilers = _named(
     "compilers",
     "Compilers: the version of Triton, the settings that change machine code, and the version of NVIDIA's assembler.",
@@ -357,14 +349,13 @@ Units = _table(
 
 def _with_programs(connection: sa.Connection) -> None:
     """Bring a database of schema 22 to 23: tables of machine code, and no columns and tables that nothing used."""
-    for name in ("shared_launches", "published_operations", "removed_trials"):
+    for name in ("shared_launches", "published_operations", "removed_trials", "codes"):
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
-    for table in (Codes, Units):
-        rows = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
-        table.drop(connection)
-        table.create(connection)
-        if rows:
-            connection.execute(sa.insert(table), rows)
+    rows = [dict(row) for row in connection.execute(sa.select(Units)).mappings()]
+    Units.drop(connection)
+    Units.create(connection)
+    if rows:
+        connection.execute(sa.insert(Units), rows)
     METADATA.create_all(connection, tables=[Compilers, Programs])
 
 

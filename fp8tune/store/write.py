@@ -43,7 +43,6 @@ _NEWER: Mapping[Table, Sequence[str]] = {
     db.Studies: ("lookup_key", "bytes_moved", "timed_at"),
     db.StudyRuns: ("planned", "reference", "check_used", "tie_band", "keep_band", "floor_us"),
     db.Results: db.FACTS,
-    db.Codes: db.CODE,
     db.Programs: ("code_hash",),
     db.OutputBits: ("bits",),
     db.Calibrations: ("value", "created_at"),
@@ -375,9 +374,6 @@ class Writing(Reading):
             for sweep, row in sweeps_and_rows
         ]
         trials = list(map(_trial, rows, results, self._ids(db.Processes, places), sweeps))
-        facts = {id: row.outcome.facts for id, row in zip(results, rows, strict=True)}
-        codes = [{"result_id": id, **vars(fact.code)} for id, fact in facts.items() if fact.code is not None]
-        self._ids(db.Codes, codes)
         self._store_programs(
             (row.outcome.facts.compiler, row.version, row.problem, row.config, row.outcome.facts.code_hash)
             for row in rows

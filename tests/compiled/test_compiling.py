@@ -139,11 +139,6 @@ def test_one_process_compiles_for_several_arches(first: dict[str, Any]) -> None:
     assert min(registers) > 0
     assert registers[0] != registers[1]
     assert [arches[arch]["facts"]["spill_bytes"] for arch in ("sm_90", "gfx942")] == [0, 0]
-    code = {arch: result["facts"]["code"] for arch, result in arches.items()}
-    assert code["sm_90"] is None  # it is read only where asked for
-    assert all(0 < code[arch]["resident_warps"] <= 32 for arch in ("gfx942", "gfx90a"))
-    assert code["gfx942"]["fp8_conversions"] > 0
-    assert code["gfx90a"]["fp8_conversions"] == 0  # it has no such instruction
     assert first["distinct"] == [[64, 512], [64, 513]]  # of equal code the smallest grid; 16 divides no 513
 
 

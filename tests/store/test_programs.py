@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import DatabaseError
-from fp8tune.records import Code, Compiler, Device, Facts, Kind, NamedInts
+from fp8tune.records import Compiler, Device, Facts, Kind, NamedInts
 from fp8tune.stats.same_code import Programs
 from fp8tune.store.layers import Layers
 from fp8tune.store.results import FASTEST, Store
@@ -32,7 +32,6 @@ from fp8tune.studies import is_stale, pick_of, read_studies
 
 OLD, NEW = (Compiler("sm_90", version, ptxas="12.8.93") for version in ("3.6.0", "3.9.0"))
 GFX = Device("gfx950", triton="3.7.1")
-CODE = Code(resident_warps=32, fp8_conversions=16)
 UPGRADED = replace(H100, triton="3.9.0")
 TIMES = {config(32): 100.0, config(64, 4, 2): 120.0, config(128): 110.0}
 PICK, DEFAULT, RUNNER_UP = TIMES
@@ -116,8 +115,8 @@ def test_code_is_merged_and_read_with_shipped_results(tmp_path: Path) -> None:
 
 OLD_TABLES = """
     DROP TABLE programs; DROP TABLE compilers;
-    ALTER TABLE codes ADD COLUMN code_hash TEXT NOT NULL DEFAULT '';
-    ALTER TABLE codes ADD COLUMN settings TEXT NOT NULL DEFAULT '';
+    CREATE TABLE codes (result_id INTEGER PRIMARY KEY REFERENCES results (id) ON DELETE CASCADE, code_hash TEXT) STRICT;
+    INSERT INTO codes SELECT id, '' FROM results;
     ALTER TABLE units ADD COLUMN worth REAL NOT NULL DEFAULT 0;
     UPDATE meta SET value = '22' WHERE name = 'schema_version';
 """
@@ -126,7 +125,7 @@ OLD_TABLES = """
 def of_schema_22(path: Path) -> None:
     with opened(path) as store:
         finished_sweep(store, {problem(): TIMES})
-        facts = Facts(40, 0, 0, 0.4, CODE)
+        facts = Facts(40, 0, 0, 0.4)
         store.add(begin(store, GFX), row(None, device=GFX, kind=Kind.STATIC, facts=facts))
     with contextlib.closing(sqlite3.connect(path)) as raw:
         raw.executescript(OLD_TABLES)
@@ -147,7 +146,9 @@ def test_a_database_of_the_schema_before_is_brought_up_to_date(tmp_path: Path, o
     with Store.open(str(tmp_path / "a.db"), **options) as store:
         assert store.integrity() == []
         assert store.programs() == {}
-        assert [result.facts.code for study in store.studies(arch="gfx950") for result in study.results] == [CODE]
+        assert [result.facts for study in store.studies(arch="gfx950") for result in study.results] == [
+            Facts(40, 0, 0, 0.4)
+        ]
         (study,) = read_studies(store)
         assert study.choice.pick == PICK
     with Store.open(str(tmp_path / "a.db")) as store:  # now it can hold code
