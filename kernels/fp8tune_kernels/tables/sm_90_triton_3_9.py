@@ -8,7 +8,7 @@ ORIGINS). A key without a row takes the row of the nearest key if NEAREST names 
 ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
 """
 
-NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "grouped-contraction", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-colwise", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
+NEAREST: tuple[str, ...] = ("colwise", "colwise-dual", "grouped-contraction", "grouped-rows", "mxfp8-dim1-3d", "rowwise", "rowwise-2d", "rowwise-factored", "swiglu-rowwise", "transpose-3d-reduction")
 
 ORIGINS: tuple[tuple[str, ...], ...] = (("NVIDIA H100 80GB HBM3",), ("NVIDIA H200",))
 
@@ -29,9 +29,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("colwise-dual", "", (("G", 128), ("K", 1408), ("M_bucket", 16384), ("N", 2048)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise-dual", "", (("G", 128), ("K", 2048), ("M_bucket", 16384), ("N", 1408)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
     ("colwise-dual", "", None, (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    ("colwise-transpose-3d", "", (("E", 64), ("K", 1408), ("N", 2048)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
-    ("colwise-transpose-3d", "", (("E", 128), ("K", 1408), ("N", 2048)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
-    ("colwise-transpose-3d", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("gathered-rows", "", (("G", 64), ("K", 2816), ("M_bucket", 65536), ("N", 2048), ("in_dtype", 3)), (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 2), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 3)), 0),
     ("gathered-rows", "", None, (("BLOCK_SIZE_M", 128), ("BLOCK_SIZE_N", 256), ("BLOCK_SIZE_K", 128), ("BAND", 8), ("DESCRIPTORS", 1), ("PROGRAMS", 1), ("num_warps", 8), ("num_stages", 4)), 0),
     ("gathered-transpose", "", (("G", 64), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 64), ("BLOCK_SIZE_K", 128), ("HELD_MIB", 2), ("num_warps", 4), ("num_stages", 1)), 0),
@@ -94,14 +91,6 @@ ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str,
     ("rowwise-2d", "", (("K", 7168), ("M_bucket", 131072)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1)), 1),
     ("rowwise-2d", "", None, (("BLOCK_SIZE", 4), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1)), 1),
     ("rowwise-2d", "NVIDIA H100 80GB HBM3", (("K", 7168), ("M_bucket", 131072)), (("BLOCK_SIZE", 2), ("BLOCK_SIZE_ITER", 8192), ("num_warps", 8), ("num_stages", 1)), 0),
-    ("rowwise-colwise", "", (("G", 4), ("K", 7168), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    ("rowwise-colwise", "", (("G", 4), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 256), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    ("rowwise-colwise", "", (("G", 8), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 64), ("BLOCK_SIZE_ITER", 128), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    ("rowwise-colwise", "", (("G", 8), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 0),
-    ("rowwise-colwise", "", None, (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 192), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 0),
-    ("rowwise-colwise", "NVIDIA H200", (("G", 4), ("K", 7168), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
-    ("rowwise-colwise", "NVIDIA H200", (("G", 4), ("K", 8192), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 128), ("LEAD", 192), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
-    ("rowwise-colwise", "NVIDIA H200", (("G", 8), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 64), ("LEAD", 512), ("num_warps", 2), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("rowwise-factored", "", (("G", 8), ("K", 2048), ("M_bucket", 131072)), (("BLOCK_SIZE_M", 8), ("TILE", 2048), ("num_warps", 4), ("num_stages", 3)), 1),
     ("rowwise-factored", "", (("G", 8), ("K", 4096), ("M_bucket", 8192)), (("BLOCK_SIZE_M", 4), ("TILE", 4096), ("num_warps", 4), ("num_stages", 3)), 1),
     ("rowwise-factored", "", (("G", 16), ("K", 5120), ("M_bucket", 4096)), (("BLOCK_SIZE_M", 8), ("TILE", 8192), ("num_warps", 4), ("num_stages", 3)), 1),
