@@ -11,6 +11,8 @@ from fp8tune_kernels.spec import KernelSpec
 _NAMES = {
     "grouped-rows": "multiply_rows",
     "grouped-contraction": "contract_rows",
+    "grouped-rows-hopper": "multiply_rows_hopper",
+    "grouped-contraction-hopper": "contract_rows_hopper",
     "transposed-codes": "transpose_codes",
     "transposed-codes-3d": "transpose_codes_3d",
     "swiglu-rowwise": "quantize_swiglu_rowwise",

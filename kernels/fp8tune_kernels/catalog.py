@@ -26,10 +26,13 @@ GATED = ("swiglu-rowwise", "swiglu-gradient")
 GEMMS = ("grouped-rows", "grouped-contraction")
 """Grouped GEMMs on what those write."""
 
+ON_HOPPER = ("grouped-rows-hopper", "grouped-contraction-hopper")
+"""The same products of FP8 values by Gluon kernels for one arch; elsewhere they launch the Triton kernels above."""
+
 MOE = ("expert-sort", "gathered-rows", "gathered-transpose", "gather-sum", "shifted-transpose-3d", "cast-transpose-3d")
 """Further steps of a layer: they order rows by expert, and gather and sum them."""
 
-KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS, *MOE)
+KERNELS = (*QUANTIZERS, *TRANSPOSERS, *GATED, *GEMMS, *ON_HOPPER, *MOE)
 """Names in the order that tables and help print; the only names that a published row may have."""
 
 RECIPES = ("default", "folded")
@@ -47,7 +50,7 @@ SPANS = {
 
 def module_name(kernel: str) -> str:
     """Return the module that declares a kernel: ``rowwise-2d`` -> ``fp8tune_kernels.quantize.rowwise_2d``."""
-    folder = "moe" if kernel in MOE else "gemm" if kernel in GEMMS else "quantize"
+    folder = "moe" if kernel in MOE else "gemm" if kernel in (*GEMMS, *ON_HOPPER) else "quantize"
     return f"{__package__}.{folder}.{kernel.replace('-', '_')}"
 
 

@@ -39,7 +39,7 @@ from fp8tune_kernels.spec import ROUTINGS, Edge, KernelSpec
 
 sys.path.append(str(ROOT / "tests" / "kernels"))
 
-from kernel_faults import FAULTS, SETTINGS
+from kernel_faults import FAULTS, FAULTS_ON_HOPPER, SETTINGS
 from on_edges import smallest
 from planting import plant_foreign
 
@@ -120,7 +120,9 @@ def test_every_kernel_is_right_on_its_edges(pool: WorkerPool) -> None:
 def test_every_planted_fault_is_found(pool: WorkerPool, tmp_path: Path) -> None:
     """In the default, or in the config with short blocks."""
     requests: dict[str, list[Future[Outcome]]] = {}
-    for number, (title, fault) in enumerate(FAULTS.items()):
+    is_hopper = running_arch(torch.device("cuda", torch.cuda.current_device())) == "sm_90"
+    faults = {**FAULTS, **(FAULTS_ON_HOPPER if is_hopper else {})}
+    for number, (title, fault) in enumerate(faults.items()):
         (folder := tmp_path / str(number)).mkdir()
         name, reference = plant_foreign(title, fault, folder)
         kernel, *modules = title.partition(":")[0].split(", ")

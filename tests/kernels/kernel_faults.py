@@ -167,6 +167,37 @@ FAULTS: dict[str, tuple[str, ...]] = {
 """``KERNEL: what is wrong``, or ``KERNEL, MODULE, ...: what is wrong`` of a module that the one before it takes code
 from -> words of the last file, and what stands there instead, in turn."""
 
+FAULTS_ON_HOPPER = {
+    f"{kernel}, warp_specialized: {title}": fault
+    for kernel, titles in {
+        "grouped-rows-hopper": {
+            "a group's end one row too early": (
+                "gl.load(offs_ptr + gl.minimum(group, G - 1))",
+                "gl.load(offs_ptr + gl.minimum(group, G - 1)) - 1",
+            ),
+            "the tail of K left out": ("gl.cdiv(K, BLOCK_SIZE_K)", "K // BLOCK_SIZE_K"),
+            "scales of the first expert": ("scale_b_ptr + group * width + columns", "scale_b_ptr + columns"),
+            "a tile with one row too many stored whole": (
+                "row + BLOCK_SIZE_M <= row_end:",
+                "row + BLOCK_SIZE_M <= row_end + 1:",
+            ),
+            "stored one row past the group's end": ("m < row_end, 1", "m < row_end + 1, 1"),
+            "no zeros in rows of no group": ("m < M, 1", "m < begin, 1"),
+        },
+        "grouped-contraction-hopper": {
+            "no piece of an empty group": (
+                "gl.maximum(gl.cdiv(end - begin, ALIGNED), 1)",
+                "gl.cdiv(end - begin, ALIGNED)",
+            ),
+            "the last column tile left out": ("gl.cdiv(K, BLOCK_SIZE_N)", "(K // BLOCK_SIZE_N)"),
+            "what is added left out": ("result.load(sums).to(gl.float32)", "0.0 * result.load(sums).to(gl.float32)"),
+            "stored one row past the group's end": ("m < row_end, 1", "m < row_end + 1, 1"),
+        },
+    }.items()
+    for title, fault in titles.items()
+}
+"""Faults in code that runs on Hopper alone."""
+
 SETTINGS = {
     "colwise, panels: a dropped tail": {"LEAD": 0},
     "colwise, panels: padding rows left out": {"LEAD": 0},

@@ -41,6 +41,14 @@ WIDE = {
 }
 """Accesses of 16 bytes, with or without a word to the caches, and the conversion in hardware."""
 
+ON_HOPPER = (
+    r"cp\.async\.bulk\.tensor\S*global",
+    r"cp\.async\.bulk\.tensor\S*shared",
+    r"wgmma\.mma_async",
+    r"setmaxnreg",
+)
+"""Loads and stores by the copy engine, the tensor cores, and registers that warpgroups give each other."""
+
 OF_GEMMS = {"sm_90": (r"cp\.async\.cg", r"wgmma\.mma_async"), "gfx942": (r"load_dwordx4", r"v_mfma_f32")}
 """Loads of 16 bytes, and the instructions of the tensor or matrix cores; sums are stored as those leave them."""
 
@@ -73,7 +81,8 @@ def test_loads_and_stores_are_wide(arch: str, compiled: dict[str, Forms]) -> Non
         if kernel == "expert-sort":  # it places numbers one by one
             continue
         wide = WIDE[arch][:2] if kernel in ("transposed-codes-3d", "gather-sum") else WIDE[arch]  # which cast nothing
-        for instruction in OF_GEMMS[arch] if kernel in (*catalog.GEMMS, "gathered-rows") else wide:
+        wide = OF_GEMMS[arch] if kernel in (*catalog.GEMMS, "gathered-rows") else wide
+        for instruction in ON_HOPPER if kernel in catalog.ON_HOPPER else wide:
             if (arch, label, instruction) not in NARROW:
                 assert re.search(instruction, form["assembly"]), (label, instruction)
 

@@ -118,7 +118,7 @@ def test_a_planted_fault_is_found(title: str, tmp_path: Path) -> None:
 
 
 def test_every_kernel_has_faults_and_a_copy_without_one_is_right(tmp_path: Path) -> None:
-    assert {title.partition(":")[0].split(", ")[0] for title in FAULTS} == set(catalog.KERNELS)
+    assert {title.partition(":")[0].split(", ")[0] for title in FAULTS} == {*catalog.KERNELS} - {*catalog.ON_HOPPER}
     for kernel in ("rowwise-2d", "mxfp8-dim1", "gather-sum"):
         (folder := tmp_path / kernel).mkdir()
         spec = catalog.load(kernel)

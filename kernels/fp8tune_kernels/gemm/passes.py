@@ -20,8 +20,9 @@ from ..quantize import colwise_3d, rowwise_2d, transpose_3d_atomic, transposed_c
 from ..runtime.launching import launch_kernel
 from ..runtime.lookup import running_arch
 from ..runtime.ops import is_traced
-from . import grouped_contraction, grouped_rows
+from . import grouped_contraction, grouped_contraction_hopper, grouped_rows, grouped_rows_hopper
 from .grouped_contraction import ALIGNMENT
+from .warp_specialized import is_supported
 
 Quantized = tuple[Tensor, ...]
 """FP8 values and scales."""
@@ -66,7 +67,8 @@ def transpose_stored(q: Tensor) -> Tensor:
 def multiply(rows: Quantized, weights: Quantized, offs: Tensor) -> Tensor:
     """Return the product of rows with a scale per row and weights (E, X, Y), strides (X*Y, 1, X), scales (E, 1, Y)."""
     (a, scales_a), (b, scales_b) = rows, weights
-    return grouped_rows.SPEC(a, b.mT, offs, scales_a, scales_b)[0]
+    spec = grouped_rows_hopper.SPEC if is_supported(a.device) else grouped_rows.SPEC
+    return spec(a, b.mT, offs, scales_a, scales_b)[0]
 
 
 def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Tensor | None = None) -> Tensor:
@@ -79,7 +81,8 @@ def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Ten
         zeros = torch.zeros(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         return zeros if out is None else out
     inputs = a, b, offs, scales_a, scales_b, ALIGNMENT, out
-    return grouped_contraction.SPEC(*inputs, outputs=None if out is None else (out,))[0]
+    spec = grouped_contraction_hopper.SPEC if is_supported(a.device) else grouped_contraction.SPEC
+    return spec(*inputs, outputs=None if out is None else (out,))[0]
 
 
 def multiply_bf16(rows: Tensor, weights: Tensor, offs: Tensor) -> Tensor:
