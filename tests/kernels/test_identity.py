@@ -311,17 +311,84 @@ def test_encodings_and_line_ends_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_huge_package_is_followed_up_to_a_limit() -> None:
-    def large(version: str, size: int) -> str:
+    def large(folder: str, version: str, size: int, other: str = "") -> str:
         files = {
             "work/ops.py": KERNEL.format(imports="from huge import helper", call="helper"),
-            "site-packages/huge/__init__.py": "from .inner import helper",
-            "site-packages/huge/inner.py": f"def helper(x): return x\n{'#' * size}\n",
-            f"site-packages/huge-{version}.dist-info/METADATA": METADATA.format(version),
+            f"{folder}/huge/__init__.py": "from .inner import helper",
+            f"{folder}/huge/inner.py": f"def helper(x): return x\n{'#' * size}\n",
+            f"{folder}/huge/other.py": other,
+            f"{folder}/huge-{version}.dist-info/METADATA": METADATA.format(version),
         }
         return hash_of(files)
 
-    assert large("1", 9) == large("2", 9)
-    assert large("1", LARGEST) != large("2", LARGEST)
+    assert large("site-packages", "1", 9) == large("site-packages", "2", 9)
+    assert large("site-packages", "1", LARGEST) != large("site-packages", "2", LARGEST)
+    assert large("site-packages", "1", LARGEST) == large("site-packages", "1", LARGEST, "edited")
+    assert large("lib", "1", LARGEST) == large("lib", "2", LARGEST)
+    assert large("lib", "1", LARGEST) != large("lib", "1", LARGEST, "edited")
+
+
+# Where the value in {value} may stand. The kernel is in ops.py, what else it reaches in h.py or a package.
+FORMS: dict[str, Files] = {
+    "star with __all__": {"ops.py": "from h import *", "h.py": "__all__ = ['f']\n{function}"},
+    "second star": {"ops.py": "from g import *\nfrom h import *", "g.py": "def f(x): pass", "h.py": "{function}"},
+    "star that may fail": {"ops.py": "try:\n    from h import *\nexcept ImportError:\n    pass", "h.py": "{function}"},
+    "class": {"ops.py": "import h\ndef f(x): return h.C.A", "h.py": "class C:\n    A = {value}"},
+    "instance": {"ops.py": "import h\ndef f(x): return h.c.A", "h.py": "class C:\n    A = {value}\nc = C()"},
+    "base class": {"ops.py": "import h\nclass D(h.C): pass\ndef f(x): return D.A", "h.py": "class C:\n    A = {value}"},
+    "part of a tuple": {"ops.py": "from h import B\ndef f(x): return B", "h.py": "A, (B, C) = 1, (2, {value})"},
+    "alias": {"ops.py": "import h\nf = h.f", "h.py": "{function}"},
+    "default": {"ops.py": "import h\ndef f(x, y=h.A): return x", "h.py": "A = {value}"},
+    "decorator": {"ops.py": "import h\n@h.d\ndef f(x): return x", "h.py": "def d(f): return {value}"},
+    "list filled by a loop": {
+        "ops.py": "import h\nf = h.A[0]",
+        "h.py": "A = []\nfor i in range(2):\n    A.append({value})",
+    },
+    "changed table": {"ops.py": "import h\nf = h.A[0]", "h.py": "A = dict()\nA.update(x={value})"},
+    "attribute set later": {"ops.py": "import h\nf = h.C.a", "h.py": "class C: pass\nC.a = {value}"},
+    "attribute set from outside": {"ops.py": "import h\nh.A = {value}\nf = h.f", "h.py": "A = 1\ndef f(x): return A"},
+    "match": {"ops.py": "import h\nf = h.A", "h.py": "match 1:\n    case 1:\n        A = {value}"},
+    "global": {
+        "ops.py": "from h import f",
+        "h.py": "A = 0\ndef s():\n    global A\n    A = {value}\ndef f(x): return A",
+    },
+    "condition": {
+        "ops.py": "from h import f",
+        "h.py": "if {value}:\n    def f(x): return 1\nelse:\n    def f(x): return 2",
+    },
+    "what may fail": {
+        "ops.py": "from h import f",
+        "h.py": "try:\n    1 / {value}\n    def f(x): return 1\nexcept ValueError:\n    def f(x): return 2",
+    },
+    "function named as its module": {
+        "ops.py": "from p import f",
+        "p/__init__.py": "from .f import f",
+        "p/f.py": "{function}",
+    },
+    "module named as its function": {
+        "ops.py": "import p.f as m\nf = m.g",
+        "p/__init__.py": "from .f import f",
+        "p/f.py": "{function}def g(x): return f(x)",
+    },
+    "folder without __init__.py": {"ops.py": "from p.q.h import f", "p/__init__.py": "", "p/q/h.py": "{function}"},
+    "neighbour of a loose file": {"ops.py": "from . import h\nf = h.f", "h.py": "{function}"},
+    "import in an inner function": {
+        "ops.py": "def f(x):\n    def g():\n        import p.h as m\n        return m.f(x)\n    return g()",
+        "p/__init__.py": "",
+        "p/h.py": "{function}",
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_values_count_in_every_form(name: str) -> None:
+    hashes = set()
+    for value in ("2", "3"):
+        words = {"value": value, "function": f"def f(x): return {value}\n"}
+        files = {f"work/{path}": text.format(**words) for path, text in FORMS[name].items()}
+        kernel = files["work/ops.py"] + "\ndef kernel(x): return f(x)\n"
+        hashes |= {hash_of({**files, "work/ops.py": kernel}) for _ in range(2)}
+    assert len(hashes) == 2
 
 
 def test_a_file_in_a_namespace_package_finds_its_neighbours() -> None:

@@ -34,7 +34,7 @@ def cached(subject: tuple[str, ...], finder: Finder, compute: Callable[[], str])
     result = compute()
     places = {name: _plain(finder, name) for name in finder.places}
     newest_ns = max((time_ns for place in finder.places.values() if place for time_ns in place.state[1:3]), default=0)
-    if path and newest_ns < (start_s - SETTLED_S) * 1e9:
+    if path and finder.is_complete and newest_ns < (start_s - SETTLED_S) * 1e9:
         _write(path, json.dumps([result, places]))
     return result
 

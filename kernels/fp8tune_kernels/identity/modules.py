@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ from importlib.machinery import (
     BuiltinImporter,
     FrozenImporter,
     ModuleSpec,
-    PathFinder,
     SourceFileLoader,
 )
 from importlib.metadata import Distribution, distributions
@@ -65,7 +65,9 @@ class Finder:
         }
         """What was looked up: a module's place, or None if there is none, or none to follow."""
         if is_checkout:
-            self.places[start] = _place(PathFinder.find_spec(start, [*map(str, roots)]))
+            self.places[start] = _place(_search(start, [*map(str, roots)]))
+        self.is_complete = True
+        """False if other files count than those that were looked up."""
         self._ignored = NOT_FOLLOWED - {start}
 
     def find(self, name: str) -> Place | None:
@@ -74,21 +76,32 @@ class Finder:
             above = name.rpartition(".")[0]
             if above:
                 parent = self.find(above)
-                spec = PathFinder.find_spec(name, parent.folders) if parent and parent.folders else None
+                spec = _search(name, parent.folders) if parent and parent.folders else None
             else:
                 spec = None if name in self._ignored else self._top(name)
             self.places[name] = _place(spec)
         return self.places[name]
 
+    def whole_text(self, top: str) -> str:
+        """Return the hash of all Python files of a package, which may be edited in place."""
+        self.is_complete = False
+        place = self.places[top]
+        assert place is not None
+        folders = map(Path, place.folders or ())
+        files = sorted(path for folder in folders for path in folder.rglob("*.py")) or [Path(place.file)]
+        texts = hashlib.sha256()
+        for path in files:
+            with contextlib.suppress(OSError):
+                texts.update(path.read_bytes() + b"\0")
+        return texts.hexdigest()[:16]
+
     def _top(self, name: str) -> ModuleSpec | None:
         if name in sys.stdlib_module_names and (BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)):
             return None
-        spec = PathFinder.find_spec(name, self.path)
+        spec = _search(name, self.path)
         if spec is None or spec.origin is None:  # an editable install may have a finder of its own
-            try:
-                spec = importlib.util.find_spec(name) or spec
-            except ValueError:  # put into sys.modules by hand
-                return spec
+            with contextlib.suppress(Exception):  # of any finder; ValueError for what lacks a spec in sys.modules
+                return importlib.util.find_spec(name) or spec
         return spec
 
 
@@ -119,6 +132,20 @@ def _distribution(top: str, folder: str) -> Distribution | None:
         if f"\n{top}/" in f"\n{record}" or f"\n{top}." in f"\n{record}":
             return distribution
     return None
+
+
+def _search(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Return the spec of a module in folders, as ``PathFinder`` does, which takes imported parents only."""
+    portions = list[str]()
+    for folder in folders:
+        finder = pkgutil.get_importer(folder or os.getcwd())
+        spec = finder.find_spec(name) if finder is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += spec.submodule_search_locations or () if spec is not None else ()
+    namespace = ModuleSpec(name, None)
+    namespace.submodule_search_locations = portions
+    return namespace if portions else None
 
 
 def _place(spec: ModuleSpec | None) -> Place | None:

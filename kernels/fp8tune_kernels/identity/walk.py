@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import symtable
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -18,14 +19,14 @@ from pathlib import Path
 from .errors import InvalidCodeError
 from .modules import Finder, Place, is_installed, stand_in
 
-LARGEST = 1_000_000  # bytes of source that are followed into an installed package: about a second
+LARGEST = 1_000_000  # bytes of source that are followed into another package: about a second
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 SCOPES = (*DEFINITIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 Chain = tuple[str, ...]  # a name and the attributes taken of it
-Conditions = tuple[ast.stmt, ...]  # tests of the blocks around a statement
+Conditions = tuple[ast.stmt, ...]  # tests of the blocks around a statement, and what a try may fail at
 Import = tuple[str, str]  # a module and a name in it or a module below it; an empty name for the module itself
 Target = tuple[str, str]  # a module and a name bound in it; an empty name for the module itself, passed around
 
@@ -37,7 +38,8 @@ class Module:
     name: str
     package: str = ""  # that relative imports start from
     stand_in: str = ""  # of a module without source: distribution and version, or the hash of its file
-    statements: dict[str, list[ast.stmt]] = field(default_factory=dict)  # top-level statements that bind a name
+    # top-level statements that bind a name; under ``name.`` those that change what is imported
+    statements: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, tuple[Import, ...]] = field(default_factory=dict)  # several if branches bind a name
     stars: list[str] = field(default_factory=list)  # module of each ``from x import *``
 
@@ -51,7 +53,7 @@ class Module:
 
 
 class TooLargeError(Exception):
-    """More of an installed package is reached than is followed. The only argument is the package's name."""
+    """More of a package is reached than is followed. The only argument is the package's name."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Walk:
     finder: Finder
     start: str  # top-level package of the kernel: all of it is followed, and its files have to parse
     ignored: frozenset[str] = frozenset()  # modules not followed, nor those below: their names become one word
-    opaque: frozenset[str] = frozenset()  # installed packages that are too large to follow
+    opaque: frozenset[str] = frozenset()  # packages that are too large to follow
     entries: list[str] = field(default_factory=list)
     _numbers: dict[Target, int] = field(default_factory=dict)
     _waiting: list[Target] = field(default_factory=list)
@@ -108,12 +110,14 @@ class Walk:
         package = name if place.folders is not None else name.rpartition(".")[0]
         if not place.file:
             return Module(name)
-        if not place.has_source or top in self.opaque:
+        if not place.has_source or (top in self.opaque and is_installed(place)):
             return Module(name, stand_in=stand_in(name, place))
+        if top in self.opaque:
+            return Module(name, stand_in=self.finder.whole_text(top))
         try:
             source = Path(place.file).read_bytes()
             self._bytes[top] = self._bytes.get(top, 0) + len(source)
-            if top != self.start and self._bytes[top] > LARGEST and is_installed(place):
+            if top != self.start and self._bytes[top] > LARGEST:
                 raise TooLargeError(top)
             return parsed(name, package, source)
         except UNREADABLE as error:
@@ -160,6 +164,8 @@ class Walk:
             self._imported(origin, [*filter(None, [inner]), *attributes], within | {target})
             for origin, inner in module.imports.get(name, ())
         ]
+        if f"{name}." in module.statements and any(label and label.startswith("#") for label in labels):
+            self._number((module.name, f"{name}."))
         if own or not module.binds(name):
             return own or self._of_stars(module, ".".join(chain))
         return " or ".join(dict.fromkeys(filter(None, labels))) or None
@@ -264,8 +270,11 @@ def parsed(name: str, package: str, source: bytes) -> Module:
         if above and len(module.statements.get(name, ())) + len(module.imports.get(name, ())) > 1:
             module.statements.setdefault(name, []).extend(above)
     for statement, _ in _statements(tree.body):
-        for name in sorted(_changed_names(statement) & module.statements.keys()):
-            module.statements[name].append(statement)
+        for name, is_certain in sorted(_changed_names(statement, has_globals=b"global " in source).items()):
+            if name in module.statements:
+                module.statements[name].append(statement)
+            elif name in module.imports and is_certain:
+                module.statements.setdefault(f"{name}.", []).append(statement)
     return module
 
 
@@ -276,7 +285,7 @@ def _imports(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple[
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             origin = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
-            yield alias.asname or alias.name, (origin, alias.name)
+            yield alias.asname or alias.name, (origin, alias.name) if origin else (alias.name, "")
         else:
             first = alias.name.partition(".")[0]
             yield alias.asname or first, (alias.name if alias.asname else first, "")
@@ -308,7 +317,11 @@ def _statements(body: Sequence[ast.stmt], conditions: Conditions = ()) -> Iterat
     for statement in body:
         defines = any(isinstance(node, DEFINITIONS) for node in _outside_scopes(statement))
         if isinstance(statement, ast.If | ast.Try | ast.With) and defines:
-            own = (*conditions, ast.Expr(statement.test)) if isinstance(statement, ast.If) else conditions
+            own = conditions
+            if isinstance(statement, ast.If):
+                own += (ast.Expr(statement.test),)
+            if isinstance(statement, ast.Try):
+                own += tuple(inner for inner in statement.body if not isinstance(inner, DEFINITIONS))
             for name in ("body", "handlers", "orelse", "finalbody"):
                 for inner in getattr(statement, name, ()):
                     yield from _statements(inner.body if isinstance(inner, ast.ExceptHandler) else [inner], own)
@@ -339,9 +352,15 @@ def _bound_names(statement: ast.stmt) -> set[str]:
     return names
 
 
-def _changed_names(statement: ast.stmt) -> set[str]:
-    """Return the names whose values a top-level statement may change: ``NAME[0] = 1``, ``NAME.append(1)``."""
-    names = set()
+def _changed_names(statement: ast.stmt, has_globals: bool) -> dict[str, bool]:
+    """Return the names whose values a top-level statement may change, and whether it does: ``NAME[0] = 1``.
+
+    ``NAME.append(1)`` may.
+    """
+    names: dict[str, bool] = {}
+    if has_globals:
+        every = (node.names for node in ast.walk(statement) if isinstance(node, ast.Global))
+        names |= dict.fromkeys(itertools.chain(*every), True)
     for node in _outside_scopes(statement):
         match node:
             case ast.Subscript(ctx=ast.Store() | ast.Del()) | ast.Attribute(ctx=ast.Store() | ast.Del()):
@@ -353,7 +372,7 @@ def _changed_names(statement: ast.stmt) -> set[str]:
         while isinstance(root, ast.Attribute | ast.Subscript):
             root = root.value
         if isinstance(root, ast.Name):
-            names.add(root.id)
+            names[root.id] = names.get(root.id, False) or not isinstance(node, ast.Expr)
     return names
 
 
