@@ -16,12 +16,13 @@ from fp8tune.replay.problems import in_words
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.same_code import Programs
-from fp8tune.stats.study import Study, process_us
+from fp8tune.stats.study import Study, Today, process_us
 from fp8tune.store.layers import Reader
 from fp8tune.tables.current import (
     NO_TABLES,
     SHIPPED,
     CurrentTables,
+    Recorded,
     completed,
     find_today,
     recorded_configs,
@@ -31,7 +32,7 @@ from fp8tune.tables.current import (
 if TYPE_CHECKING:
     from fp8tune.stats.same_bits import Bits, SameBits
 
-NO_CONFIGS: Mapping[Problem, NamedInts] = {}
+NOTHING_RECORDED: Mapping[Problem, Recorded] = {}
 
 
 def read_studies(
@@ -60,14 +61,16 @@ def with_words(problem: Problem, document: str) -> Problem:
 
 
 def decided(
-    studies: Iterable[Study], tables: CurrentTables = NO_TABLES, recorded: Mapping[Problem, NamedInts] = NO_CONFIGS
+    studies: Iterable[Study],
+    tables: CurrentTables = NO_TABLES,
+    recorded: Mapping[Problem, Recorded] = NOTHING_RECORDED,
 ) -> list[Study]:
     """Decide the study that answers each question. The same studies in any order give the same decisions.
 
     Args:
         studies: Studies as the store reads them. Those without a time count only as failures.
         tables: Tables whose configs stay until beaten.
-        recorded: Configs that run-time tuning chose for recorded launches.
+        recorded: Configs of recorded launches.
     """
     from fp8tune.stats.decide import decide_study  # here: who shows kept picks need not wait for NumPy
 
@@ -75,14 +78,14 @@ def decided(
     return [decide_study(_with_today(study, tables, recorded)) for study in answering(timed)]
 
 
-def _with_today(study: Study, tables: CurrentTables, recorded: Mapping[Problem, NamedInts]) -> Study:
+def _with_today(study: Study, tables: CurrentTables, recorded: Mapping[Problem, Recorded]) -> Study:
     if study.lookup_key is None:
         return study
     current = tables.config(study.problem.kernel, study.device, study.lookup_key)
-    today = None
+    launched, today = recorded.get(study.problem) or Recorded(Today(study.default)), None
     if study.version is not None:
-        today = find_today(study.version, study.device, study.lookup_key, recorded.get(study.problem))
-    return replace(study, current=completed(current, study.version), today=today)
+        today = find_today(study.version, study.device, study.lookup_key, launched.today)
+    return replace(study, current=completed(current, study.version), today=today, launched=launched.default)
 
 
 def constrained(store: Reader, studies: Iterable[Study], axis: str) -> tuple[list[SameBits], list[str]]:

@@ -27,8 +27,8 @@ from fp8tune.records import (
 from fp8tune.stats.study import Result, Study
 from fp8tune.store.read import identity, result_order
 from fp8tune.store.results import Store
-from fp8tune.studies import NO_CONFIGS, decided
-from fp8tune.tables.current import NO_TABLES, CurrentTables
+from fp8tune.studies import NOTHING_RECORDED, decided
+from fp8tune.tables.current import NO_TABLES, CurrentTables, Recorded
 from fp8tune.tables.select import select
 from fp8tune_kernels import tables
 from fp8tune_kernels.tables import Table
@@ -148,7 +148,7 @@ def merged(rows: Iterable[Study]) -> list[Study]:
 
 
 def studies_of(
-    rows: Iterable[Study], tables: CurrentTables = NO_TABLES, recorded: Mapping[Problem, NamedInts] = NO_CONFIGS
+    rows: Iterable[Study], tables: CurrentTables = NO_TABLES, recorded: Mapping[Problem, Recorded] = NOTHING_RECORDED
 ) -> list[Study]:
     """Decided studies of rows of :func:`evidence`."""
     return decided(merged(rows), tables, recorded)

@@ -22,6 +22,7 @@ from fp8tune.measure.engine import Backend, Group, Schedule, measure
 from fp8tune.plan.variations import Variation, key_faults, variations
 from fp8tune.records import Finalist, NamedInts, Problem
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import default_of
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.estimate import estimate
 from fp8tune.stats.pairs import Block, process_values
@@ -112,7 +113,7 @@ def planned(reader: Reader, kernel: str) -> KeyPlan:
         if chosen is None or faults or spec.lookup_key(size) in sizes:
             continue
         others = (finalist.config for finalist in configs if finalist is not chosen)
-        rivals = tuple(dict.fromkeys([*list(others)[:RIVALS], spec.default]))
+        rivals = tuple(dict.fromkeys([*list(others)[:RIVALS], default_of(spec, size)]))
         key, allowed = spec.lookup_key(size), max(1.0, chosen.slowdown_ratio) * (1 + PLAN.tie_band)
         pick = chosen.config
         sizes[key] = [

@@ -26,6 +26,7 @@ from fp8tune.measure.device import software
 from fp8tune.records import Compiler, NamedInts, Outcome, Problem, Status
 from fp8tune.replay.lazy import torch, triton
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.spec import default_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def alike(reference: str, problems: Sequence[Problem], arch: str) -> list[list[P
             raise in_spec(spec.name, "inputs or outputs on meta tensors", spec.inputs, error) from error
         with recording(arch, compiles=False) as launches, contextlib.redirect_stdout(sys.stderr):
             try:
-                spec.launch(spec.default, inputs, outputs)
+                spec.launch(default_of(spec, problem), inputs, outputs)
                 code: Hashable = tuple(launch.kernel for launch in launches)
             except Exception:  # compiling it fails the same way, as a row
                 code, launches = problem, []

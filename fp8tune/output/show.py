@@ -58,7 +58,9 @@ class ListedPick(Place):
     in_use: bool = value("True if today's config is the pick.")
     over_default: float | None = value("Time of the declared default over time of the pick.", "x", "default_ratio")
     today: dict[str, int] | None = value("Config that a launch uses without the pick; null for published times.")
-    today_from: str = value("Source of today's config: own or shipped table, recording or default.", "", "today_origin")
+    today_from: str = value(
+        "Source of today's config: own or shipped table, recording, program or default.", "", "today_origin"
+    )
     today_us: float | None = value("Time of today's config.", "us")
     time_us: float = value("Time of the pick.", "us")
     config: dict[str, int] | None = value("Launch config; null if a publication names none.")

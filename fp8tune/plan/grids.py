@@ -13,7 +13,7 @@ from typing import cast
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import NamedInts, Problem
-from fp8tune.replay.spec import RecordedSpec
+from fp8tune.replay.spec import RecordedSpec, default_of
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, DeviceLimits, KernelSpec
 
 Axes = Mapping[str, tuple[int, ...]]  # axis name -> values, in declaration order
@@ -141,6 +141,11 @@ def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ())
     return {**axes, **chosen}
 
 
+def named_axes(texts: Iterable[str]) -> frozenset[str]:
+    """Return the axes that texts of ``--grid`` give values for."""
+    return frozenset(text.partition("=")[0].strip() for text in itertools.filterfalse(CONDITION.fullmatch, texts))
+
+
 def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
     # isdecimal and the length exclude signs, underscores and numbers that take forever to parse
     value = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
@@ -158,33 +163,38 @@ def configs(
     axes: Axes,
     limits: DeviceLimits | None,
     conditions: Sequence[Condition] = (),
+    named: Collection[str] = (),
 ) -> Grid:
     """Return the grid of one problem size.
 
     The declared default comes first, and is never pruned because it is what a lookup without a table gives. Then comes
     the product of ``axes`` in declaration order; of a spec that lists its configs those, and each with every value of
-    an axis that was widened. Without ``limits`` only configs that cannot solve the problem are pruned, and those that
-    do not meet the conditions.
+    an axis that was widened. A recorded kernel lists its configs, and each ``named`` axis is widened: of a bare kernel
+    that product alone is tried. Without ``limits`` only configs that cannot solve the problem are pruned, and those
+    that do not meet the conditions.
     """
-    default = NamedInts([(name, spec.default[name]) for name in axes if name in spec.default])
-    widened = dict.fromkeys(_widened(spec, axes))
-    sizes = problem.shape if spec.recorded else spec.sizes(problem)
+    own = default_of(spec, problem)
+    default = NamedInts([(name, own[name]) for name in axes if name in own])
+    listed = spec.listed(problem) if isinstance(spec, RecordedSpec) else spec.configs
+    widened = dict.fromkeys(_widened(spec, listed, axes, named))
 
     def reason(config: NamedInts) -> str:
-        is_default = config == spec.default
+        is_default = config == own
         unmet = (condition.text for condition in conditions if not is_default and not condition.holds(config))
         if text := next(unmet, ""):
             return f"{text} does not hold"
         pruned = None if is_default else spec.excluded(config, problem.shape)
-        # A recorded kernel prunes by its own function, on every device.
-        if not pruned and (spec.recorded or (limits is not None and not is_default)):
-            pruned = spec.invalid(config, sizes, cast(DeviceLimits, limits))
-        if not pruned and isinstance(spec, RecordedSpec) and config not in widened:
-            pruned = spec.unlisted(config, problem)
+        if isinstance(spec, RecordedSpec):  # it prunes by its own function, on every device
+            pruned = pruned or spec.pruned(config, problem)
+        elif not pruned and limits is not None and not is_default:
+            pruned = spec.invalid(config, spec.sizes(problem), limits)
         return pruned or ""
 
+    if isinstance(spec, RecordedSpec):
+        known = dict.fromkeys([default, *(() if spec.is_bare and widened else listed), *widened])
+        return Grid(len(known), lambda: {config: reason(config) for config in known})
     if spec.configs:
-        declared = () if spec.recorded else axes.keys() & spec.axes.keys()
+        declared = axes.keys() & spec.axes.keys()
         listed = [config for config in spec.configs if all(config.get(name) in axes[name] for name in declared)]
         known = dict.fromkeys([default, *listed, *widened])
         return Grid(len(known), lambda: {config: reason(config) for config in known})
@@ -200,19 +210,21 @@ def _product(axes: Axes) -> Iterator[NamedInts]:
     return (NamedInts(list(zip(axes, values, strict=True))) for values in itertools.product(*axes.values()))
 
 
-def _widened(spec: KernelSpec, axes: Axes) -> list[NamedInts]:
-    """Return each listed config with every value of the axes that have values which are not declared."""
+def _widened(spec: KernelSpec, listed: Sequence[NamedInts], axes: Axes, named: Collection[str]) -> Iterator[NamedInts]:
+    """Yield each listed config with every value of the axes that have values which are not declared.
 
-    def is_changed(name: str, values: tuple[int, ...]) -> bool:  # a recorded kernel lists no values of its axes
-        declared = spec.axes.get(name, ())
-        return values != declared and bool(spec.recorded or not {*values} <= {*declared})
+    The axes of a recorded kernel declare nothing, they have what occurs in its configs: there every named axis counts.
+    """
 
-    changed = {name: values for name, values in axes.items() if is_changed(name, values)}
-    listed = spec.configs if changed else ()
-    return [NamedInts({**config, **values}) for config in listed for values in _product(changed)]
+    def is_widened(name: str) -> bool:
+        return name in named if spec.recorded else not {*axes[name]} <= {*spec.axes.get(name, ())}
+
+    widened = {name: axes[name] for name in axes if is_widened(name)}
+    for config in listed if widened else ():
+        yield from (NamedInts({**config, **values}) for values in _product(widened))
 
 
-def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> Grid:
+def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes, named: Collection[str] = ()) -> Grid:
     """Return what Triton's interpreter tells apart on a small problem size: one config for each set of block sizes.
 
     It ignores launch options and has no limits.
@@ -221,7 +233,7 @@ def interpreter_configs(spec: KernelSpec, problem: Problem, axes: Axes) -> Grid:
         axes = {name: (spec.default[name],) if name in LAUNCH_OPTIONS else values for name, values in axes.items()}
         return configs(spec, problem, axes, limits=None)
     blocks: dict[frozenset[tuple[str, int]], tuple[NamedInts, str]] = {}
-    for config, reason in configs(spec, problem, axes, limits=None).items():
+    for config, reason in configs(spec, problem, axes, limits=None, named=named).items():
         sizes = frozenset((name, value) for name, value in config.items() if name not in LAUNCH_OPTIONS)
         blocks.setdefault(sizes, (config, reason))
     return Grid(len(blocks), lambda: dict(blocks.values()))

@@ -128,7 +128,7 @@ class Rechecked:
     def finalists(self) -> list[NamedInts]:
         """Configs that fresh processes time: the one in use, the default, and the fastest others."""
         times_us = {} if self.new is None else self.new.coarse_us
-        always = [self.target.current, self.target.size.version.default]
+        always = [self.target.current, self.target.size.default]
         limit_us = RIVAL_RATIO * min(times_us.values(), default=0.0)
         near = [config for config, time_us in times_us.items() if time_us <= limit_us and config not in always]
         others = sorted(near, key=lambda config: times_us[config])
@@ -320,7 +320,7 @@ class Recheck:
             is_whole = own and (target.current in own.finals or {*target.known} <= {*own.coarse_us, *own.failures})
             new = target.fresh or (own if is_whole else target.peers or own)
             if new is not None and new.finals:
-                new = decide_study(replace(new, current=target.current))
+                new = decide_study(replace(new, current=target.current, launched=target.size.default))
             result = Rechecked(target, new, target.size.problem in self.same_code)
             self.results.append(replace(result, needs_sweep=result.is_lost))
 

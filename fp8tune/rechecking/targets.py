@@ -120,8 +120,9 @@ def _target(size: ProblemPlan, plan: Plan, studies: Sequence[Study], table: Expo
         return None
     size = replace(size, current=current)
     if confirmed is not None and current in confirmed.finals:
-        return Target(size, current, before, (current,), decide_study(replace(confirmed, current=current)))
-    known = [current, version.default, *filter(None, [size.fallback])]
+        confirmed = decide_study(replace(confirmed, current=current, launched=size.default))
+        return Target(size, current, before, (current,), confirmed)
+    known = [current, size.default, *filter(None, [size.fallback])]
     rivals = _rivals(size, own, same_kernel)
     known = [config for config in known if {*config} == {name for name, _ in version.axes}]
     known += [config for config in rivals if config not in known][:RIVALS]
@@ -151,7 +152,7 @@ def _config_in_use(
         return today.config
     if old is not None:
         return old.choice.pick
-    return today.config if today is not None and today.origin is Origin.RECORDING else None
+    return today.config if today is not None and today.origin in (Origin.RECORDING, Origin.PROGRAM) else None
 
 
 def _rivals(size: ProblemPlan, own: Iterable[Study], kernel: Iterable[Study]) -> list[NamedInts]:

@@ -72,17 +72,19 @@ def axes(kernel: Kernel) -> Mapping[str, tuple[int, ...]]:
 def as_autotuned(kernel: Kernel) -> Kernel:
     """Return a bare ``@triton.jit`` kernel with a config for each launch.
 
-    A config has the options of the launch and the constants that its grid reads. Where the grid follows them, it also
-    has the block sizes and the number of blocks in a group: with a fixed grid, another block needs other programs.
-    Launches that differ in nothing else become one, which has all their configs. The sizes of launches are the key.
+    A config has the options of the launch and the constants that may vary in any launch. Launches that differ in
+    nothing else become one, which has all their configs, those launched most often first. The sizes of launches are
+    the key.
     """
     tunable = set[str]()
-    for launch in (launch for launch in kernel.launches if launch.grid.axes):
+    for launch in kernel.launches:
         constants = [item for item in launch.arguments if isinstance(item, Scalar) and item.is_constexpr]
-        blocks = (item.name for item in constants if type(item.value) is int and _BLOCK.search(item.name.upper()))
-        tunable.update(launch.grid.axes, blocks)
+        integers = (item.name for item in constants if type(item.value) is int)
+        tunable.update(launch.grid.axes, (name for name in integers if may_vary(launch, name)))
     split = [_with_config(launch, tunable - {*CONFIG_OPTIONS}) for launch in kernel.launches]
-    launches = merged_by(split, lambda launch: launch.id)
+    merged = merged_by(sorted(split, key=lambda launch: -launch.count), lambda launch: launch.id)
+    by_id = {launch.id: launch for launch in merged}
+    launches = [by_id[id] for id in dict.fromkeys(launch.id for launch in split)]
     sizes = dict.fromkeys(name for launch in launches for name, value in launch.scalars.items() if is_size(name, value))
 
     def with_key(launch: Launch) -> Launch:
@@ -93,6 +95,15 @@ def as_autotuned(kernel: Kernel) -> Kernel:
     return replace(kernel, configs=configs, key=tuple(sizes), launches=tuple(map(with_key, launches)))
 
 
+def may_vary(launch: Launch, name: str) -> bool:
+    """Return True if a launch may get another value of a constant: its grid follows it.
+
+    Beside such a constant, block sizes and the number of blocks in a group may vary, too. With a fixed grid, another
+    block needs other programs.
+    """
+    return name in launch.grid.axes or (bool(launch.grid.axes) and bool(_BLOCK.search(name.upper())))
+
+
 def is_size(name: str, value: Value) -> bool:
     """Return True for an integer argument that is no stride."""
     return type(value) is int and 0 <= value < 2**31 and "stride" not in name.lower()
@@ -101,7 +112,7 @@ def is_size(name: str, value: Value) -> bool:
 def _with_config(launch: Launch, tunable: set[str]) -> Launch:
     """Return a launch with a config of its constants and options instead of these."""
     grid_values = dict(zip(launch.grid.axes, launch.grid.table[0][0], strict=True))  # defaults are no arguments
-    kwargs = {name: value for name, value in {**launch.scalars, **grid_values}.items() if name in tunable}
+    kwargs = {name: value for name, value in {**grid_values, **launch.scalars}.items() if name in tunable}
     options: dict[str, Any] = {name: value for name, value in launch.options.items() if name in CONFIG_OPTIONS}
     return replace(
         launch,

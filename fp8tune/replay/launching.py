@@ -11,7 +11,7 @@ from typing import Any
 from fp8tune.errors import UsageError, in_spec
 from fp8tune.records import NamedInts
 from fp8tune.replay.case import Case, bits
-from fp8tune.replay.configs import decoded
+from fp8tune.replay.configs import decoded, may_vary
 from fp8tune.replay.lazy import torch
 from fp8tune.replay.recording import CONFIG_OPTIONS, Config, Kernel, Launch
 from fp8tune.replay.values import Unrecordable, config_of, triton_config
@@ -126,18 +126,15 @@ class Launcher:
             name: value.to("meta") if is_meta and hasattr(value, "dtype") else value for name, value in inputs.items()
         }
 
-    def unlisted(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
-        """Explain why a declared config does not belong to launches; None if it does."""
-        chosen, lists = decoded(self.kernel, NamedInts(config)), [launch.configs for launch in launches]
-        is_listed = self.kernel.pruner_configs or all(listed is None or chosen in listed for listed in lists)
-        return None if is_listed else "no config that this launch was recorded with"
-
     def pruned(self, launches: Sequence[Launch], config: Mapping[str, int]) -> str | None:
         """Explain why the kernel itself does not run a config on launches; None if it does."""
         chosen = decoded(self.kernel, NamedInts(config))
-        for launch in launches:
-            if self._make_inputs is None and launch.grid.programs(chosen.values) is None:
+        for launch in launches if self._make_inputs is None else ():
+            if launch.grid.programs(chosen.values) is None:
                 return _gridless(launch, chosen)
+            if reason := _unfollowed(launch, chosen):
+                return reason
+        for launch in launches:
             try:
                 triton_chosen = triton_config(chosen, self._declared)
             except HookUnknownError as error:
@@ -214,6 +211,15 @@ def _options(launch: Launch) -> dict[str, Any]:
 def _gridless(launch: Launch, config: Config) -> str:
     values = ", ".join(f"{axis}={config.values.get(axis)}" for axis in launch.grid.axes)
     return f"the recording has no grid for {values}: record again with this config among the kernel's own"
+
+
+def _unfollowed(launch: Launch, config: Config) -> str:
+    """Name a constant that differs from those of a bare kernel's launch, whose grid does not follow it."""
+    for own in launch.configs or ():
+        changed = (n for n, value in config.kwargs.items() if value != own.kwargs.get(n) and not may_vary(launch, n))
+        if not (name := next(changed, "")):
+            return ""
+    return f"its grid does not follow {name}" if launch.configs else ""
 
 
 def _agreed(case: Case, index: int, config: NamedInts, pair: Tensors, bound: Tolerance | None) -> Any:

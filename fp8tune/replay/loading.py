@@ -33,7 +33,7 @@ from fp8tune.text import KERNEL_NAME, NAME, SPEC_NAME, WORD
 from fp8tune_kernels.spec import CHECKS, DTYPES, KernelSpec, Tolerance
 from fp8tune_kernels.tuners import is_kernel, resolved
 
-FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "edges", "lookup_key")
+FUNCTIONS = ("bytes_moved", "flops", "scaled_down", "excluded", "invalid", "pruned", "edges", "lookup_key")
 """Functions of a spec that run while a sweep is planned: what they raise is no trial's failure. ``problems`` too, whose
 KeyError has a meaning: see :mod:`fp8tune.plan.problems`."""
 
@@ -78,7 +78,7 @@ def load_spec(reference: str) -> KernelSpec:
         raise UsageError(f"{named.kernel} has a field that cannot be used: {one_line(error)}") from error
     guarded = copy.copy(spec)
     for name in FUNCTIONS:
-        if (function := getattr(spec, name)) is not None:
+        if (function := getattr(spec, name, None)) is not None:
             object.__setattr__(guarded, name, _one_line_raised(spec.name, name, function))
     return guarded
 

@@ -146,7 +146,7 @@ class Launch:
     count: int = 1  # number of launches; an estimate after `fp8tune.replay.watch.kernel.CALM` launches of a kernel
     gpu_us: float | None = None  # median time of one launch; None where nothing was timed
     config: Config | None = None  # the config that run-time tuning picked; None if unknown
-    configs: tuple[Config, ...] | None = None  # those that a bare kernel was launched with
+    configs: tuple[Config, ...] | None = None  # those that a bare kernel was launched with, the most frequent first
     in_graph: bool = False
     """True if no values were read, because the launch was captured in a CUDA graph or traced by torch.compile."""
     is_traced: bool = False  # True if torch.compile traced it: the program launched a copy of the kernel
@@ -189,14 +189,20 @@ class Launch:
         return self.with_tensors(lambda tensor: replace(tensor, values=None, packed=""))
 
     def merged(self, later: Launch) -> Launch:
-        """Add a launch of the same id: the one that has values, with the counts, programs and configs of both."""
+        """Add a launch of the same id: the one that has values, with the counts, programs and configs of both.
+
+        Configs stay apart where one table cannot hold the programs of both, as for two fixed grids.
+        """
         first, second = (later, self) if self.in_graph and not later.in_graph else (self, later)
         times_us = [launch.gpu_us for launch in (first, second) if launch.gpu_us is not None]
-        table = first.grid.table if first.grid == second.grid else distinct(first.grid.table + second.grid.table)
+        is_common = first.grid == second.grid or first.grid.axes == second.grid.axes != ()
+        is_union = is_common and first.grid != second.grid
+        table = distinct(first.grid.table + second.grid.table) if is_union else first.grid.table
+        configs = None if self.configs is None or later.configs is None else distinct(self.configs + later.configs)
         return replace(
             first,
             grid=replace(first.grid, table=table),
-            configs=None if self.configs is None or later.configs is None else distinct(self.configs + later.configs),
+            configs=configs if is_common else first.configs,
             count=self.count + later.count,
             gpu_us=sum(times_us) / len(times_us) if times_us else None,
             config=first.config or second.config,

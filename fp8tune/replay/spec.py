@@ -14,7 +14,7 @@ from fp8tune.errors import UsageError
 from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
 from fp8tune.replay import configs, problems, sizes
 from fp8tune.replay.launching import Launcher
-from fp8tune.replay.recording import Kernel, Launch, as_json
+from fp8tune.replay.recording import Kernel, Launch, as_json, distinct
 from fp8tune.replay.reference import expected_outputs
 from fp8tune.replay.values import Unrecordable, config_of
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
@@ -48,8 +48,10 @@ class RecordedSpec(KernelSpec):
     has_odd_sizes: bool = False  # True if any launch is checked on other sizes
     has_own_inputs: bool = False  # True if inputs are made for each config
     hook: Hook | None = None  # (config, inputs, outputs), called after `prepare`: the kernel's own `pre_hook`
-    unlisted: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None
-    """``(config, problem)`` -> the reason why a declared config does not belong to a launch."""
+    listed: Callable[[Problem], Sequence[NamedInts]] = lambda problem: ()
+    """Problem -> the declared configs; of a bare kernel those that its launches were made with, today's first."""
+    pruned: Callable[[Mapping[str, int], Problem], str | None] = lambda config, problem: None
+    """``(config, problem)`` -> the reason why the kernel does not run a config, or None."""
     notices: tuple[str, ...] = ()  # launches that are left out, and what else the user should know
 
     @property
@@ -73,13 +75,22 @@ class RecordedSpec(KernelSpec):
 
     def first(self, problem: Problem) -> NamedInts:
         """Return the config listed first of those that the kernel does not prune."""
-        listed = (config for config in self.configs if not self.unlisted(config, problem))
-        runnable = (c for c in listed if not self.invalid(c, problem.shape, None))  # type: ignore[arg-type]
-        return next(runnable, self.default)
+        listed = self.listed(problem)
+        return next((config for config in listed if not self.pruned(config, problem)), listed[0])
+
+    @property
+    def is_bare(self) -> bool:
+        """True if the program passes its configs, because the kernel declares none."""
+        return self.kernel.launches[0].configs is not None
 
     def is_small(self, problem: Problem) -> bool:
         """Return True if Triton's interpreter can run it, itself or at odd sizes."""
         return self.scaled_down(problem) != problem or _elements(self.launches[replace(problem, seed=0)]) <= SMALL
+
+
+def default_of(spec: KernelSpec, problem: Problem) -> NamedInts:
+    """Return the config that is always in a problem's sweep: the declared default, or today's of a bare kernel."""
+    return spec.listed(problem)[0] if isinstance(spec, RecordedSpec) else spec.default
 
 
 def build(
@@ -138,7 +149,8 @@ def build(
         has_odd_sizes=bool(work.odd),
         has_own_inputs=make_inputs is not None,
         hook=launcher.hook if launcher.has_hook else None,
-        unlisted=lambda config, problem: launcher.unlisted(work.launches_of(problem), config),
+        listed=lambda problem: work.listed(work.launches_of(problem)),
+        pruned=lambda config, problem: launcher.pruned(work.launches_of(problem), config),
         notices=(*left_out, *changed, *_notices(kernel, launcher.autotuner)),
     )
 
@@ -216,8 +228,12 @@ def _notices(kernel: Kernel, autotuner: Any) -> Iterator[str]:
             "torch.compile launches copies of it: the kernel itself is swept, with random values; the copies take the "
             "pick once it is in the code"
         )
-    if not kernel.is_autotuned and any(not launch.grid.axes for launch in kernel.launches):
-        yield "its grid does not follow block sizes, so only num_warps and num_stages can vary: pass a function as grid"
+    total, fixed = len(kernel.launches), sum(not launch.grid.axes for launch in kernel.launches)
+    if fixed and not kernel.is_autotuned:
+        grid = "its grid" if fixed == total else f"the grid of {fixed} of {total} launches"
+        yield f"{grid} does not follow block sizes, so only num_warps and num_stages can vary: pass a function as grid"
+    if several := sum(len(launch.configs or ()) > 1 for launch in kernel.launches):
+        yield f"the program passes several configs in {several} of {total} launches: today's is the most frequent"
 
 
 @dataclass(frozen=True)
@@ -264,6 +280,11 @@ class _Work:
         """Return the launches at recorded or odd sizes; of two problems with one shape the first."""
         return self._by_shape.get(NamedInts(shape), ())
 
+    def listed(self, launches: Sequence[Launch]) -> Sequence[NamedInts]:
+        """Return the declared configs; of a bare kernel those that the launches were made with."""
+        own = distinct(config for launch in launches for config in launch.configs or ())
+        return [configs.encoded(self.launcher.kernel, config) for config in own] or self.grid
+
     def edges(self, problem: Problem) -> Iterator[Edge]:
         """Yield odd sizes and contents; contents alone where the sizes are recorded and small."""
         if not is_recorded(problem):
@@ -286,8 +307,7 @@ class _Work:
     def agreed(self, bound: Tolerance | None, *inputs: Any) -> tuple[Any, ...]:
         """Return the outputs of the first config that the kernel runs: what is right where no reference was named."""
         launches, launcher = inputs[-1].launches, self.launcher
-        listed = [config for config in self.grid if launcher.unlisted(launches, config) is None]
-        runnable = [config for config in listed if launcher.pruned(launches, config) is None]
+        runnable = [config for config in self.listed(launches) if launcher.pruned(launches, config) is None]
         return launcher.agreed(runnable, inputs, bound)
 
 

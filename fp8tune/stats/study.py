@@ -63,6 +63,7 @@ class Origin(StrEnum):
     OWN_TABLE = "own table"
     SHIPPED_TABLE = "shipped table"
     RECORDING = "recording"  # run-time tuning chose it when the launch was recorded
+    PROGRAM = "program"  # the program passed it to a kernel without an autotuner
     DEFAULT = "default"
 
 
@@ -181,6 +182,7 @@ class Study:
     current: NamedInts | None = None
     """Config in the committed table's row for ``lookup_key``. It stays until another config is proven faster."""
     today: Today | None = None
+    launched: NamedInts | None = None  # config that the program passes to a kernel which declares none
     decision: Decision | None = None  # None until :func:`fp8tune.stats.decide.decide_study`
     noise: float | None = None  # relative difference between the default and its A/A control
     newest: float = field(default=0.0, compare=False)
@@ -197,8 +199,8 @@ class Study:
 
     @property
     def default(self) -> NamedInts:
-        """The kernel's declared default; empty where no version is known."""
-        return self.version.default if self.version else NamedInts()
+        """The kernel's declared default, or what the program passes instead; empty where no version is known."""
+        return self.launched or (self.version.default if self.version else NamedInts())
 
     @property
     def axes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

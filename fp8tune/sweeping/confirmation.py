@@ -93,7 +93,7 @@ class Confirmation:
         done = set.intersection(*names) if names else set()
         processes = {number for number in _numbers(self.plan.processes[-1]) if process_name(number) in done}
         arms = list(map(size.arm, configs))
-        arms += [replace(arm, duplicate=True) for arm in arms if arm.config == size.version.default]
+        arms += [replace(arm, duplicate=True) for arm in arms if arm.config == size.default]
         return Group(size, arms, processes)
 
     def _is_confirmed(self, group: Finalists, times: Finals) -> bool:
@@ -170,8 +170,8 @@ class Confirmation:
 
 
 def _is_open(group: Finalists, times: Finals) -> bool:
-    size, version = group.subject, group.subject.version
-    return decide_finals(times, current=size.current, default=version.default, axes=version.axes).needs_more
+    size = group.subject
+    return decide_finals(times, current=size.current, default=size.default, axes=size.version.axes).needs_more
 
 
 def _configs(group: Finalists) -> list[NamedInts]:

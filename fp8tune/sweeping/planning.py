@@ -30,12 +30,12 @@ from fp8tune.plan.shapes import Selection, Settings
 from fp8tune.records import GRAPH, Device, KernelVersion, Kind, NamedInts, Outcome, Problem, Row, Subject
 from fp8tune.replay import recording
 from fp8tune.replay.loading import check_reference, load_spec, reach_recorded, recorded_kernel
-from fp8tune.replay.spec import RecordedSpec, repeatable
+from fp8tune.replay.spec import RecordedSpec, default_of, repeatable
 from fp8tune.revisions import git, source
 from fp8tune.revisions.reference import KernelReference
 from fp8tune.stats.decide import PLAN
 from fp8tune.stats.study import Today
-from fp8tune.tables.current import SHIPPED, CurrentTables, completed, find_today, recorded_configs
+from fp8tune.tables.current import SHIPPED, CurrentTables, Recorded, completed, find_today, recorded_configs
 from fp8tune_kernels.spec import KernelSpec
 
 T = TypeVar("T")
@@ -57,6 +57,7 @@ class ProblemPlan:
     lookup_key: NamedInts
     bytes_moved: int
     configs: Mapping[NamedInts, str]  # config -> why it is pruned, empty for one that is tried
+    default: NamedInts  # config that is launched without a table: always a finalist
     flops: int | None = None  # floating-point operations, if the kernel declares them
     reference_hash: str = ""  # of the reference that outputs are compared with; empty if no kernel runs
     current: NamedInts | None = None  # the shipped table's for the key: it stays unless another is proven faster
@@ -72,7 +73,8 @@ class ProblemPlan:
         """Build one with the spec's facts about the problem size."""
         spec = load_spec(reference)
         flops = spec.flops(problem.shape) if spec.flops else None
-        return cls(reference, version, problem, spec.lookup_key(problem), spec.bytes_of(problem), configs, flops)
+        facts = spec.lookup_key(problem), spec.bytes_of(problem), configs, default_of(spec, problem), flops
+        return cls(reference, version, problem, *facts)
 
     @property
     def in_use(self) -> list[NamedInts]:
@@ -83,7 +85,7 @@ class ProblemPlan:
     @property
     def always(self) -> tuple[NamedInts, ...]:
         """Configs that are finalists whatever the coarse pass says."""
-        return self.version.default, *self.in_use, *self.also
+        return self.default, *self.in_use, *self.also
 
     @property
     def count(self) -> int:
@@ -334,7 +336,7 @@ class _Expansion:
         reference, backend, texts = self._checkable(reference), self.plan.backend, self.plan.options.grid
         spec, version, here = load_spec(reference), version_of(reference), backend.device
         axes = grids.parse_grid(texts, spec.axes, device.AMD_LAUNCH_OPTIONS if here.arch.startswith("gfx") else ())
-        conditions, judge = grids.parse_conditions(texts, axes), ""
+        conditions, named, judge = grids.parse_conditions(texts, axes), grids.named_axes(texts), ""
         if backend.kind in TORCH_DEVICES:
             # another reference, check or bound judges the same configs anew
             judge = source.reference_hash(reference)
@@ -342,8 +344,8 @@ class _Expansion:
 
         def grid(problem: Problem) -> grids.Grid:
             if backend.kind is Kind.INTERPRETER:
-                return grids.interpreter_configs(spec, problem, axes)
-            configs = grids.configs(spec, problem, axes, device.limits(here), conditions)
+                return grids.interpreter_configs(spec, problem, axes, named)
+            configs = grids.configs(spec, problem, axes, device.limits(here), conditions, named)
             if isinstance(configs, grids.Product) and (self.plan.options.budget_s is None or not backend.times):
                 fix = "add --budget 10m to search it, or" if backend.times else "name"
                 count = f"{configs.size:,} configs"
@@ -355,15 +357,15 @@ class _Expansion:
 
         def size(problem: Problem) -> ProblemPlan:
             plan = ProblemPlan.from_spec(reference, version, problem, grid(problem))
-            document = spec.document(problem) if isinstance(spec, RecordedSpec) else None
-            recorded = recorded_configs({problem: document}).get(problem) if document else None
+            document = spec.document(problem) if isinstance(spec, RecordedSpec) else ""
+            recorded = recorded_configs({problem: document}).get(problem, Recorded(Today(plan.default)))
             current, fallback = (self.tables.config(version.kernel, here, key) for key in (plan.lookup_key, None))
             return replace(
                 plan,
                 reference_hash=judge,
                 current=completed(current, version),
                 fallback=completed(fallback, version),
-                today=find_today(version, here, plan.lookup_key, recorded),
+                today=find_today(version, here, plan.lookup_key, recorded.today),
             )
 
         return self._in_graphs([size(problem) for problem in self._problems(reference, spec, stored)])
@@ -422,7 +424,7 @@ class _Expansion:
         smallest = min(in_graphs, key=lambda size: size.bytes_moved)
         reason: str | None = "inputs are made for each config"
         if not KernelReference.parse(smallest.reference).inputs:
-            reason = self._failure(trial.capture_failure, smallest.arm(smallest.version.default), "cuda")
+            reason = self._failure(trial.capture_failure, smallest.arm(smallest.default), "cuda")
         if not reason:
             return in_graphs
         name = smallest.problem.kernel

@@ -132,7 +132,7 @@ class SearchPass(CoarsePass):
         return (compiled or self._ahead)[:BATCH]
 
     def _proposals(self, count: int) -> list[NamedInts]:
-        named = (self.size.version.default, self.size.current, self.size.fallback, *self.size.in_use)
+        named = (self.size.default, self.size.current, self.size.fallback, *self.size.in_use)
         if first := [config for config in dict.fromkeys(named) if config is not None and self._is_new(config)]:
             return first
         slowest_us = max((time_us for time_us in self.tried.values() if time_us is not None), default=1.0)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from fp8tune import lookups
 from fp8tune.errors import DatabaseError
@@ -56,15 +57,12 @@ def completed(config: NamedInts | None, version: KernelVersion | None) -> NamedI
     return config if config is None or version is None else NamedInts({**version.default, **config})
 
 
-def find_today(version: KernelVersion, device: Device, key: NamedInts, recorded: NamedInts | None = None) -> Today:
-    """Return the config that a launch of a key uses now: a table's, else the recorded one, else the default.
-
-    ``recorded`` is the config that run-time tuning chose when the launch was recorded.
-    """
+def find_today(version: KernelVersion, device: Device, key: NamedInts, without: Today | None) -> Today | None:
+    """Return the config that a launch of a key uses now: a table's, else the one that it uses ``without`` tables."""
     result = lookups.look_up(lookups.Declared.from_version(version), device, key)
     if result.step is not Step.DEFAULT:
         return Today(result.config, Origin.OWN_TABLE if result.is_own else Origin.SHIPPED_TABLE)
-    return Today(result.config) if recorded is None else Today(recorded, Origin.RECORDING)
+    return without
 
 
 def recorded_launch(document: str) -> tuple[Kernel, Launch]:
@@ -76,16 +74,29 @@ def recorded_launch(document: str) -> tuple[Kernel, Launch]:
         raise DatabaseError(f"a recorded launch is damaged ({error}): record the kernel and sweep it again") from None
 
 
-def recorded_configs(documents: Mapping[Problem, str]) -> dict[Problem, NamedInts]:
-    """Return the config that run-time tuning chose for each recorded launch, where it is known."""
-    configs = {}
+@dataclass(frozen=True)
+class Recorded:
+    """Configs of a problem's launches when they were recorded."""
+
+    today: Today | None
+    """Config of all of them; None if launches that share a config were made with several."""
+    default: NamedInts | None = None
+    """Config of the first launch of a bare kernel, which declares no default."""
+
+
+def recorded_configs(documents: Mapping[Problem, str]) -> dict[Problem, Recorded]:
+    """Return what run-time tuning or the program chose for each recorded problem, where it is known."""
+    result = {}
     for problem, document in documents.items():
         # A damaged launch and a config outside of the declared list leave the default as today's config.
         with contextlib.suppress(DatabaseError, ValueError):
             kernel, launch = recorded_launch(document)
-            if launch.config is not None:
-                configs[problem] = encoded(kernel, launch.config)
-    return configs
+            chosen = [item.configs[0] if item.configs else item.config for item in (launch, *launch.shared)]
+            if used := [encoded(kernel, config) for config in chosen if config is not None]:
+                origin = Origin.PROGRAM if launch.configs else Origin.RECORDING
+                today = Today(used[0], origin) if len({*used}) == 1 else None
+                result[problem] = Recorded(today, used[0] if launch.configs else None)
+    return result
 
 
 def _items(key: NamedInts | None) -> Key | None:

@@ -21,7 +21,7 @@ from fp8tune.records import NamedInts
 from fp8tune.replay import configs, sizes
 from fp8tune.replay.case import Case
 from fp8tune.replay.recording import Config, Grid, Kernel, Launch, Scalar, Tensor
-from fp8tune.replay.spec import RecordedSpec, build, repeatable
+from fp8tune.replay.spec import RecordedSpec, build, default_of, repeatable
 
 
 def spec_of(recorded: Kernel, function: Any = None, **options: Any) -> RecordedSpec:
@@ -31,6 +31,12 @@ def spec_of(recorded: Kernel, function: Any = None, **options: Any) -> RecordedS
 def only(spec: RecordedSpec) -> Any:
     (problem,) = spec.recorded
     return problem
+
+
+def gridded(spec: RecordedSpec, *texts: str, problem: Any = None) -> dict[NamedInts, str]:
+    """Return the configs of ``--grid`` with the reasons why they are pruned."""
+    axes = grids.parse_grid(texts, spec.axes)
+    return dict(grids.configs(spec, problem or only(spec), axes, None, (), grids.named_axes(texts)))
 
 
 def run(spec: RecordedSpec, config: dict[str, int]) -> tuple[Any, Any]:
@@ -64,11 +70,11 @@ def test_problems_have_the_key_first_then_dtypes_that_differ_and_no_strides() ->
 
 def test_the_grid_is_the_declared_configs_and_each_widened() -> None:
     spec = spec_of(softmax())
-    result = grids.configs(spec, only(spec), grids.parse_grid(["ROWS=4", "num_warps=4,8"], spec.axes), None)
+    result = gridded(spec, "ROWS=4", "num_warps=4,8")
     assert next(iter(result)) == spec.default == NamedInts(ROWS=1, num_warps=4, num_stages=3)
     assert [(config["ROWS"], config["num_warps"]) for config in result][2:] == [(4, 4), (4, 8)]
     assert [config["ROWS"] for config in grids.configs(spec, only(spec), spec.axes, None)] == [1, 2]
-    result = grids.configs(spec, only(spec), grids.parse_grid(["ROWS=3"], spec.axes), None)
+    result = gridded(spec, "ROWS=3")
     assert "the recording has no grid for" in result[NamedInts(ROWS=3, num_warps=4, num_stages=3)]
 
 
@@ -95,7 +101,7 @@ def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> No
     bare = Kernel("foreign_kernels:copy", is_autotuned=False, launches=(launch,))
     spec = spec_of(bare)
     assert (spec.key, spec.kernel.launches[0].key) == (("n",), (256, "torch.float32", "torch.float32"))
-    result = grids.configs(spec, only(spec), grids.parse_grid(["B=64,128"], spec.axes), None)
+    result = gridded(spec, "B=64,128")
     assert {config["B"]: reason for config, reason in result.items()} == {64: "", 128: ""}
     assert torch.equal(*run(spec, {"B": 128}))
     grouped = replace(launch, arguments=(*arguments, Scalar("GROUP_SIZE_M", 8, True), Scalar("GROUP", 2, True)))
@@ -108,6 +114,78 @@ def test_a_bare_kernel_has_a_config_for_each_launch_and_its_sizes_as_key() -> No
     spec = spec_of(replace(bare, launches=(fixed,)))
     assert set(spec.axes) == {"num_warps", "num_stages"}
     assert "its grid does not follow block sizes" in "".join(spec.notices)
+
+
+def launched(n: int, block: int, warps: int, *, is_fixed: bool = False, **fields: Any) -> Launch:
+    """Return a launch of a bare kernel, with a function or a tuple as grid."""
+    arguments = (floats("x", n), written("y", n), Scalar("n", n), Scalar("B", block, True))
+    grid = Grid((), (((), (-(-n // block),)),)) if is_fixed else by_blocks(n, 64, 128, 256, 512)
+    return Launch(arguments, grid, options={"num_warps": warps}, **fields)
+
+
+def bare_spec(*launches: Launch, **options: Any) -> RecordedSpec:
+    return spec_of(Kernel("foreign_kernels:copy", is_autotuned=False, launches=launches), **options)
+
+
+def test_the_default_of_a_bare_kernel_is_what_each_launch_was_made_with() -> None:
+    spec = bare_spec(launched(1000, 64, 1), launched(4096, 512, 8))
+    own = [default_of(spec, problem) for problem in spec.recorded]
+    assert own == [NamedInts(B=64, num_warps=1, num_stages=3), NamedInts(B=512, num_warps=8, num_stages=3)]
+    assert [[*gridded(spec, problem=problem)] for problem in spec.recorded] == [own[:1], own[1:]]
+    inputs = [spec.inputs(problem, "cpu") for problem in spec.recorded]
+    assert all(torch.equal(spec.reference(*tensors)[0], tensors[0].double()) for tensors in inputs)
+    odd = [edge.problem for problem in spec.recorded for edge in spec.edges(problem) if edge.name == "odd sizes"]
+    assert [default_of(spec, problem) for problem in odd] == own
+    often = bare_spec(launched(1000, 64, 1), launched(1000, 128, 2, count=2), launched(4096, 64, 1))
+    assert [default_of(often, problem)["B"] for problem in often.recorded] == [128, 64]
+    assert "several configs in 1 of 2 launches" in "".join(often.notices)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (
+            ("B=64,512", "num_warps=1,8"),
+            [[(64, 1), (64, 8), (512, 1), (512, 8)], [(512, 8), (64, 1), (64, 8), (512, 1)]],
+        ),
+        (("B=64,512",), [[(64, 1), (512, 1)], [(512, 8), (64, 8)]]),
+        (("num_warps=2,4",), [[(64, 1), (64, 2), (64, 4)], [(512, 8), (512, 2), (512, 4)]]),
+        (("B=128",), [[(64, 1), (128, 1)], [(512, 8), (128, 8)]]),
+        (("B=64,512", "B<=128"), [[(64, 1)], [(512, 8), (64, 8)]]),
+    ],
+)
+def test_the_grid_of_a_bare_kernel_is_a_product_around_each_launchs_own_config(
+    texts: tuple[str, ...], expected: list[list[tuple[int, int]]]
+) -> None:
+    """Whether the values are those of the launches or others, and in what order."""
+    spec = bare_spec(launched(1000, 64, 1), launched(4096, 512, 8))
+    axes = grids.parse_grid(texts, spec.axes)
+    facts = axes, None, grids.parse_conditions(texts, axes), grids.named_axes(texts)
+    tried = [
+        [
+            (config["B"], config["num_warps"])
+            for config, pruned in grids.configs(spec, problem, *facts).items()
+            if not pruned
+        ]
+        for problem in spec.recorded
+    ]
+    assert tried == expected
+
+
+def test_a_constant_varies_only_where_the_grid_of_that_launch_follows_it() -> None:
+    spec = bare_spec(launched(4096, 512, 8, is_fixed=True), launched(1000, 64, 1))
+    fixed, following = (gridded(spec, "B=64,512", "num_warps=1,8", problem=problem) for problem in spec.recorded)
+    assert {(config["B"], config["num_warps"]): reason for config, reason in fixed.items()} == {
+        **{(512, warps): "" for warps in (8, 1)},
+        **{(64, warps): "its grid does not follow B" for warps in (1, 8)},
+    }
+    assert not any(following.values())
+    assert "the grid of 1 of 2 launches does not follow block sizes" in "".join(spec.notices)
+    both = bare_spec(*(launched(512, block, 4, is_fixed=True) for block in (64, 128)), launched(1000, 64, 1))
+    problem = both.recorded[0]  # two fixed grids of one size: a table has no place for the second
+    tensors, output = both.inputs(problem, "cpu"), torch.zeros(512)
+    both.launch(default_of(both, problem), tensors, (output,))
+    assert (len(gridded(both, problem=problem)), torch.equal(tensors[0], output)) == (1, True)
 
 
 # What is right

@@ -11,10 +11,14 @@ import pytest
 from command_line import fp8tune
 from database_rows import stored_results
 from forked import workers_forked_from_here
-from toy_recording import FOLDER, MODULE, Kernel, copies, softmax, write
+from toy_recording import FOLDER, MODULE, Kernel, by_blocks, copies, floats, softmax, write, written
 
+from fp8tune.records import NamedInts, Pick
 from fp8tune.replay.loading import load_spec
+from fp8tune.replay.recording import Launch, Scalar
 from fp8tune.store.results import Store
+from fp8tune.studies import read_studies
+from fp8tune.sweeping import picks
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +85,59 @@ def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
     ended = fp8tune("sweep", "--kernel", kernel.name, "--db", "rows.db", cwd=tmp_path)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
     assert f"run fp8tune record -o run.json -- python PROGRAM, and write {kernel.name}@run.json" in ended.stderr
+
+
+def bare(*launches: tuple[int, int, int], table: tuple[int, ...] = (64, 128, 256, 512)) -> Kernel:
+    """Return a recorded kernel without an autotuner: a launch for each size, block and number of warps."""
+    made = []
+    for n, block, warps in launches:
+        arguments = (floats("x", n), written("y", n), Scalar("n", n), Scalar("B", block, True))
+        made.append(Launch(arguments, by_blocks(n, *table), options={"num_warps": warps}))
+    return Kernel(f"{MODULE}:copy", is_autotuned=False, launches=tuple(made))
+
+
+def picks_of(folder: Path) -> dict[int, Pick]:
+    with Store.open(str(folder / "rows.db"), writable=False) as store:
+        return {pick.problem.shape["n"]: pick for pick in picks.read(store)}
+
+
+def test_today_of_a_bare_kernel_is_what_each_launch_was_made_with(tmp_path: Path) -> None:
+    """In the sweep's table, in show without the recording, and in the verdict, whose control is that config."""
+    own = {1000: NamedInts(B=64, num_warps=1, num_stages=3), 4096: NamedInts(B=512, num_warps=8, num_stages=3)}
+    kernel = bare((1000, 64, 1), (4096, 512, 8))
+    options = ("--grid", "B=64,128,256,512", "--grid", "num_warps=1,2,4,8", "--timer", "simulated:1")
+    code, output = sweep(tmp_path, kernel, *options)
+    assert (code, "32 right" in output) == (0, True), output
+    (tmp_path / "run.json").unlink()
+    found = picks_of(tmp_path)
+    assert {n: (pick.today, pick.today_origin) for n, pick in found.items()} == {n: (own[n], "program") for n in own}
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        studies = {study.problem.shape["n"]: study for study in read_studies(store)}
+    for n, study in studies.items():
+        times_us = study.times_us
+        assert study.speedup == pytest.approx(times_us[own[n]] / times_us[study.pick.config], rel=0.01)
+        assert [result.config for result in study.results if result.control] == [own[n]]
+        assert (study.default, found[n].speedup_ratio) == (own[n], study.speedup)
+
+
+def test_each_launch_of_a_bare_kernel_is_in_use_until_a_grid_is_named(tmp_path: Path) -> None:
+    kernel, timer = bare((1000, 64, 1), (4096, 512, 8)), ("--timer", "simulated:1", "--quick")
+    output = sweep(tmp_path, kernel, *timer)[1]
+    assert ("2 configs: 2 right" in output, "all in use" in output) == (True, True)
+    assert {pick.speedup_ratio for pick in picks_of(tmp_path).values()} == {1.0}
+    assert "8 configs: 8 right" in sweep(tmp_path, kernel, "--grid", "B=64,512", "--grid", "num_warps=1,8", *timer)[1]
+
+
+def test_launches_that_share_a_config_and_were_made_with_several_have_none_of_today(tmp_path: Path) -> None:
+    kernel, named = bare((1000, 64, 1), (1000, 512, 8)), f"{MODULE}:copy@run.json?shared=n"
+    first, second = kernel.launches
+    second = replace(second, arguments=(floats("x", 2000), *second.arguments[1:]))
+    write(tmp_path, replace(kernel, launches=(first, second)))
+    output = fp8tune("sweep", "--kernel", named, "--timer", "simulated:1", "--quick", "--db", "rows.db", cwd=tmp_path)
+    assert output.returncode == 0, output.stderr
+    with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
+        (pick,) = picks.read(store)
+    assert (pick.today, pick.speedup_ratio) == (None, None)
 
 
 def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ def test_equal_launches_of_two_processes_are_one() -> None:
     assert ([kernel.name for kernel in both.kernels], both.processes) == (["m:k", "m:other"], 2)
     (launch,) = both.kernels[0].launches
     assert (launch.count, launch.gpu_us, both.kernels[0].tuning_s, launch.arguments) == (7, 5.0, 3.0, (X, N))
-    captured = replace(SOFTMAX, in_graph=True, arguments=(replace(X, least=None), N), grid=Grid((), (((), (9,)),)))
+    other_grid = replace(SOFTMAX.grid, table=(((32,), (9,)),))
+    captured = replace(SOFTMAX, in_graph=True, arguments=(replace(X, least=None), N), grid=other_grid)
     for ranks in ([captured, SOFTMAX], [SOFTMAX, captured]):  # the one with values stands for both
         (launch,) = merged([recording_of(launch) for launch in ranks]).kernels[0].launches
         assert (launch.in_graph, launch.arguments, len(launch.grid.table)) == (False, (X, N), 2)

@@ -12,6 +12,7 @@ from fp8tune.records import FinalsRun, NamedInts, ProcessTimes
 from fp8tune.stats.decide import TICK_SHARE, control_difference, decide_finals
 from fp8tune.stats.shared import choose_shared
 from fp8tune.stats.study import Decision, Origin, Precedence, Stage, Today, Verdict
+from fp8tune.tables.current import Recorded
 from fp8tune_kernels.tables import Table
 
 FIRST = FinalsRun("first", tie_band=0.01, keep_band=0.015)
@@ -167,10 +168,9 @@ def test_without_a_table_today_s_config_is_the_recorded_one_else_the_default(mon
     (study,) = studies_of([evidence(100.0), evidence(120.0, config=SLOW), evidence(150.0, config=DEFAULT)])
     assert study.today == Today(DEFAULT, Origin.DEFAULT)
     assert study.speedup == 1.5
-    (study,) = studies_of(
-        [evidence(100.0), evidence(120.0, config=SLOW), evidence(150.0, config=DEFAULT)], recorded={problem(): SLOW}
-    )
-    assert (study.today, study.speedup) == (Today(SLOW, Origin.RECORDING), 1.2)
+    timed, recorded = [evidence(100.0), evidence(120.0, config=SLOW)], Today(SLOW, Origin.RECORDING)
+    (study,) = studies_of([*timed, evidence(150.0, config=DEFAULT)], recorded={problem(): Recorded(recorded)})
+    assert (study.today, study.speedup) == (recorded, 1.2)
 
 
 # Times that say nothing of a kernel
