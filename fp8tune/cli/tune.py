@@ -143,14 +143,20 @@ def _sweep(
 
 
 def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
-    """Return the confirmed picks of each kernel that has some."""
+    """Return the confirmed picks of each kernel that has some, less what another state of its code was swept with."""
     exported = []
     with Store.open(db) as store:
-        for kernel in dict.fromkeys(pick.problem.kernel for pick in picks if pick.verdict in CONFIRMED):
+        versions = {pick.problem.kernel: pick.version for pick in picks if pick.verdict in CONFIRMED and pick.version}
+        for kernel, version in versions.items():
             try:
-                exported += read_for_format(store, arch, [kernel], allow_quick=False)[:1]
+                first, *_ = read_for_format(store, arch, [kernel], allow_quick=False)
             except UsageError as error:
                 warning([str(error)])
+                continue
+            own = tuple(pick for pick in first.picks if pick.study.source_hash == version.source_hash)
+            if older := len(first.picks) - len(own):
+                warning([f"{counted(older, 'size')} of {kernel} left out, swept with other code of it"])
+            exported.append(replace(first, picks=own))
     return exported
 
 
@@ -182,8 +188,11 @@ def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
     """Apply, write or offer the diff."""
     autotuned = [picks for picks in exported if picks.recorded is not None and picks.recorded.is_autotuned]
     changed, notes = changes.changed_files(autotuned, WITHIN)
-    warning(notes)
+    differences = changes.differences(autotuned)
+    warning(dict.fromkeys(note for note in (*notes, *differences) if not (options.apply and note in differences)))
     if not changed:
+        if options.apply:
+            changes.apply(changed, autotuned)
         notice("No diff: no list of configs gets shorter." if autotuned else "No diff: nothing is confirmed.")
         return
     before, after = (sum(count[side] for file in changed for count in file.counts) for side in (0, 1))
@@ -200,7 +209,7 @@ def offer(options: TuneOptions, exported: Sequence[KernelPicks]) -> None:
         Path(file).write_text(text, encoding="utf-8")
         notice(f"{file}: written; next: git apply {shlex.quote(file)}")
     if answer == "y":
-        changes.apply(changed)
+        changes.apply(changed, autotuned)
         notice(*(f"{file.path}: changed" for file in changed))
     elif answer != "s" and options.output is None:
         device = autotuned[0].device

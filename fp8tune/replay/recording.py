@@ -232,6 +232,7 @@ class Kernel:
     """Key, as text -> seconds that its run-time tuning took; 0 where Triton's interpreter took the first config."""
     table: str = ""  # the table that the kernel was pinned to
     table_keys: Mapping[str, str] = field(default_factory=dict)  # key -> key of the table whose config it took
+    declaration_hash: str = ""  # hash of its code and configs when a sweep read them; empty in a recording
 
     @cached_property
     def numbered(self) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -17,6 +18,7 @@ from fp8tune.replay.launching import Launcher
 from fp8tune.replay.recording import Kernel, Launch, as_json, distinct
 from fp8tune.replay.reference import expected_outputs
 from fp8tune.replay.values import Unrecordable, config_of
+from fp8tune.revisions import source
 from fp8tune_kernels.spec import Edge, KernelSpec, Tolerance
 from fp8tune_kernels.tuners import chain, tuner_of
 
@@ -71,7 +73,14 @@ class RecordedSpec(KernelSpec):
         if not light:
             return ""
         launch = replace(light[0], shared=tuple(light[1:]), has_own_inputs=self.has_own_inputs)
-        return json.dumps({"kernel": as_json(replace(self.kernel, launches=())), "launch": as_json(launch)})
+        kernel = replace(self.kernel, launches=(), declaration_hash=self._declaration_hash)
+        return json.dumps({"kernel": as_json(kernel), "launch": as_json(launch)})
+
+    @cached_property
+    def _declaration_hash(self) -> str:
+        with contextlib.suppress(UsageError):  # a kernel without source has no configs that a diff could change
+            return source.declaration_hash(self.name)
+        return ""
 
     def first(self, problem: Problem) -> NamedInts:
         """Return the config listed first of those that the kernel does not prune."""

@@ -47,10 +47,13 @@ def reference_hash(kernel: str) -> str:
     return parts[0]
 
 
-def declaration_hash(kernel: str) -> str:
-    """Return 16 hex digits for all that a kernel's declaration mentions, its configs with it."""
+def declaration_hash(kernel: str, roots: Sequence[Path] = ()) -> str:
+    """Return 16 hex digits for all that a kernel's declaration mentions: with its code its configs, key and hooks.
+
+    Raises as :func:`source_hash` does.
+    """
     with _one_line():
-        return identity.fields_hash(place(kernel))
+        return identity.fields_hash(place(kernel), roots=roots)
 
 
 def kernel_name(kernel: str, roots: Sequence[Path] = ()) -> str:

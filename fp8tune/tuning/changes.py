@@ -44,7 +44,7 @@ def changed_files(kernels: Iterable[KernelPicks], within: float) -> tuple[list[C
             path, name = diff.source_file(kernel.recorded)
             before = diff.source_text(path)
             file = changed.get(path) or Changed(path, name, before, before, ())
-            after, more = diff.changed(kernel, chosen, file.after, path, name)
+            after, more = diff.changed(kernel, chosen, file.after, name)
         except UsageError as error:
             notes.append(str(error))
             continue
@@ -54,12 +54,19 @@ def changed_files(kernels: Iterable[KernelPicks], within: float) -> tuple[list[C
     return [file for file in changed.values() if file.after != file.before], notes
 
 
-def apply(changed: Iterable[Changed]) -> None:
-    """Write the files.
+def differences(kernels: Iterable[KernelPicks]) -> list[str]:
+    """Return what the sources of kernels have otherwise than when they were swept: their picks are of other code."""
+    return list(filter(None, map(diff.difference, kernels)))
+
+
+def apply(changed: Iterable[Changed], kernels: Iterable[KernelPicks]) -> None:
+    """Write the files, or none if the source of any of the kernels is not the one that was swept.
 
     Raises:
-        UsageError: A file has changed since the diff was made.
+        UsageError: The source of a kernel or a file is another than when it was swept or when the diff was made.
     """
+    if reasons := differences(kernels):
+        raise UsageError(f"no file is changed: {'; '.join(reasons)}: run fp8tune tune again, or save the diff with -o")
     for file in changed:
         if files.read(file.path) != file.before:
             raise UsageError(f"{file.path} has changed meanwhile: run fp8tune tune again")

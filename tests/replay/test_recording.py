@@ -29,7 +29,7 @@ LAUNCH = Launch(
 )
 KERNEL = Kernel(
     *("m:k", "a closure", "m.py", "0" * 16, False, ("parts", "n"), ("n",)),
-    *((CONFIG,), (CONFIG,), 2.5, (LAUNCH,), {"x": 3}, {"(1,)": 0.5}, "m.py", {"(1,)": "(2,)"}),
+    *((CONFIG,), (CONFIG,), 2.5, (LAUNCH,), {"x": 3}, {"(1,)": 0.5}, "m.py", {"(1,)": "(2,)"}, "1" * 16),
 )
 FULL = Recording("python x.py", "H200", "sm_90", "2.11", "3.6", 2, (KERNEL,), {"code": ({"x": "*fp32"}, "text")})
 """No field has its default."""

@@ -42,7 +42,7 @@ def pick(
         problem,
         H200,
         Kind.MEASURED,
-        KernelVersion(kernel.name, "aaaa", configs[0], tuple(axes(kernel).items()), ()),
+        KernelVersion(kernel.name, kernel.source_hash or "aaaa", configs[0], tuple(axes(kernel).items()), ()),
         tuple(Result(config, coarse_us=us) for config, us in outcomes.items() if not isinstance(us, Status)),
         {config: status for config, status in outcomes.items() if isinstance(status, Status)},
         lookup_key=NamedInts(shape),

@@ -206,8 +206,26 @@ def test_a_config_that_is_wrong_somewhere_is_in_no_list(package) -> None:
         shrunk(made.kernel_picks(*everywhere))
 
 
-def test_code_that_changed_since_it_was_recorded_is_reported(package) -> None:
-    here = source.source_hash(made.GEMM.name, [package.parent.parent])
-    assert shrunk(made.gemm(replace(made.GEMM, source_hash=here)))[1] == []
-    (note,) = shrunk(made.gemm(replace(made.GEMM, source_hash="0123")))[1]
-    assert f"maker/gemm.py has other code ({here}) than was recorded (0123)" in note
+@pytest.mark.parametrize(
+    ("old", "new", "difference"),
+    [
+        ("pass", "x + 1", "other code of maker.gemm:_matmul"),
+        ("(32, 64)", "(32, 64, 128)", "other configs, key or hooks of maker.gemm:_matmul"),
+        ("['n']", "['n', 'm']", "other configs, key or hooks"),
+        ("key=['n'],", "key=['n'], reset_to_zero=['x'],", "other configs, key or hooks"),
+        ("import triton\n", "import triton  # comment\n\n", None),
+    ],
+)
+def test_code_and_configs_that_changed_since_they_were_swept_are_reported(package, old, new, difference) -> None:
+    hashes = (
+        function(made.GEMM.name, [package.parent.parent]) for function in (source.source_hash, source.declaration_hash)
+    )
+    names = ("source_hash", "declaration_hash")
+    picks = made.gemm(replace(made.GEMM, **dict(zip(names, hashes, strict=True))))
+    assert shrunk(picks)[1] == []
+    before = package.read_text()
+    package.write_text(before.replace(old, new))
+    assert package.read_text() != before
+    diff, notes = shrunk(picks)
+    assert "@@" in diff
+    assert [difference in note for note in notes] == [True] * (difference is not None) if difference else notes == []

@@ -34,8 +34,8 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     assert kernel.recorded is not None
     path, name = source_file(kernel.recorded)
     text = source_text(path)
-    new, notes = changed(kernel, chosen, text, path, name)
-    for note in notes:
+    new, notes = changed(kernel, chosen, text, name)
+    for note in (*notes, *filter(None, [difference(kernel)])):
         options.notice(note)
     place, count = kernel.device.name or kernel.device.arch, len(kernel.recorded.configs)
     counts = f"{count} configs -> {len(chosen.configs)}, worst loss {100 * chosen.worst:.1f} %"
@@ -64,16 +64,31 @@ def fewest(kernel: KernelPicks, within: float) -> Cover:
     return cover(right, within, picks[0].study.axes)
 
 
-def changed(kernel: KernelPicks, chosen: Cover, text: str, path: Path, name: PurePosixPath) -> tuple[str, list[str]]:
+def changed(kernel: KernelPicks, chosen: Cover, text: str, name: PurePosixPath) -> tuple[str, list[str]]:
     """Return the text of a kernel's source file with the chosen configs, and notes for its maintainer."""
     assert kernel.recorded is not None
     configs = [kernel.triton_config(config) for config in chosen.configs]
-    new, notes = replaced(text, kernel.recorded, configs, str(name))
-    code, recorded = source.source_hash(kernel.kernel, [path.parents[len(name.parts) - 1]]), kernel.recorded
-    if recorded.source_hash and code != recorded.source_hash:
-        difference = f"{name} has other code ({code}) than was recorded ({recorded.source_hash})"
-        notes.append(f"{difference}: record and sweep it again")
-    return new, notes
+    return replaced(text, kernel.recorded, configs, str(name))
+
+
+def difference(kernel: KernelPicks) -> str:
+    """Return what the source of a kernel has otherwise than when it was recorded and swept; empty if nothing."""
+    recorded = kernel.recorded
+    assert recorded is not None
+    try:
+        path, name = source_file(recorded)
+        roots = [path.parents[len(name.parts) - 1]]
+        code, declaration = (
+            function(kernel.kernel, roots) for function in (source.source_hash, source.declaration_hash)
+        )
+    except UsageError as error:
+        return str(error)
+    known = dict.fromkeys([recorded.source_hash, *(pick.study.source_hash for pick in kernel.picks)])
+    if others := [swept for swept in known if swept not in ("", code)]:
+        return f"{name} has other code of {kernel.kernel} ({code}) than was swept ({others[0]})"
+    if recorded.declaration_hash not in ("", declaration):
+        return f"{name} has other configs, key or hooks of {kernel.kernel} than were swept"
+    return ""
 
 
 def source_text(path: Path) -> str:
