@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fp8tune.ceiling import ceiling_of
 from fp8tune.errors import DatabaseError, UsageError
-from fp8tune.records import Device, Finalist, Kind, NamedInts, Pick, Problem, Subject
+from fp8tune.records import Device, Finalist, Kind, Pick, Problem, Subject
 from fp8tune.replay.problems import in_words
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
