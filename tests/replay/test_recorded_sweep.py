@@ -147,4 +147,4 @@ def test_a_kernel_of_a_script_goes_by_its_path(tmp_path: Path) -> None:
     options = ("--kernel", name, "--timer", "simulated:1", "--quick")
     code, output = sweep(tmp_path, replace(copies(), name=name, file=str(path)), *options)
     assert code == 0, output
-    assert name in fp8tune("show", "--kernel", name, "--db", "rows.db", cwd=tmp_path).stdout
+    assert name in fp8tune("show", name, "--db", "rows.db", cwd=tmp_path).stdout
