@@ -58,6 +58,23 @@ class KernelPicks:
         """Function name of the kernel, such as ``attribute`` for ``module:attribute``."""
         return self.kernel.rpartition(":")[2].rpartition(".")[2] or self.kernel
 
+    @property
+    def code(self) -> str:
+        """Hash of the code that was measured; empty where nothing but publications is known."""
+        return next((pick.study.source_hash for pick in self.picks if pick.study.source_hash), "")
+
+    @property
+    def is_bare(self) -> bool:
+        """True for a recorded kernel without an autotuner, whose callers pass its constants."""
+        return self.recorded is not None and not self.recorded.is_autotuned
+
+    def declares(self, config: Config) -> bool:
+        """Return True for a config that the kernel itself lists."""
+        if self.recorded is None:
+            return True
+        plain = replace(config, has_pre_hook=False)
+        return not self.is_bare and any(replace(item, has_pre_hook=False) == plain for item in self.recorded.configs)
+
     def triton_config(self, config: NamedInts) -> Config:
         """Return a stored config as a Triton config, with names in the order in which the kernel declares them."""
         if self.recorded is None:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from fp8tune.errors import UsageError
-from fp8tune.records import NamedInts
+from fp8tune.replay.recording import Config, Tensor, Value
 from fp8tune.stats.means import group_by
 from fp8tune.tables.files import File
 from fp8tune.tables.formats import Format, Options
 from fp8tune.tables.literals import literal
 from fp8tune.tables.picks import KernelPicks, Pick, shared_config
 from fp8tune.text import visible
+from fp8tune_kernels.pinning import tables
 
 _IMPORTS = {"torch": "import torch", "tl": "import triton.language as tl"}
 _literal = functools.partial(literal, modules={module: module for module in _IMPORTS})
@@ -27,8 +28,8 @@ _TEMPLATE = '''\
 # fmt: off
 """Launch configs that were measured, by the kernel's tuning key.
 
-With fp8tune.pin(FILE), which adds the pre_hook that the kernel declares for a config. With an autotuned kernel
-that has no pre_hook, which then benchmarks none of these keys:
+With fp8tune.pin(FILE), which compares the kernel with CODE, and adds the pre_hook that it declares for a config. With
+an autotuned kernel that has no pre_hook, which then benchmarks none of these keys:
 
     for key, config in TABLE[torch.cuda.get_device_name()].items():
         kernel.cache[key] = triton.Config(**config)
@@ -36,11 +37,21 @@ that has no pre_hook, which then benchmarks none of these keys:
 With a kernel that is launched directly:
 
     config = config_for(key, torch.cuda.get_device_name())  # None: no such device, or no key is near
-    kernel[grid](*arguments, **config.pop("kwargs"), **config)
+    constants = {{"BLOCK": 128, **config.pop("kwargs")}}  # those of another key are not in it
+    kernel[grid](*arguments, **constants, **config)
 """
 
+import functools
+import hashlib
 import math
+import warnings
 {imports}
+FORMAT = {format}
+KERNEL = {kernel}
+
+# Device name -> hash of the code that was measured.
+CODE = {code}
+
 # Names of a key's values.
 KEY = {key}
 
@@ -48,18 +59,47 @@ KEY = {key}
 TABLE = {{
 {table}}}
 
-# Device name -> key -> measurement; with KERNEL for fp8tune.pin, which takes this file.
+# Device name -> key -> measurement.
 EVIDENCE = {{
 {evidence}}}
-KERNEL = {kernel}
+{launches}
+# True if the kernel itself lists these configs, so that another key may have them.
+DECLARED = {declared}
 {made}
+# Of all lines from FORMAT on.
+CHECKSUM = {checksum}
+
+
+@functools.cache
+def is_current():
+    """Return True if the kernel's code is CODE, or nobody can compare it here. Raises ValueError for a damaged file."""
+    try:
+        with open(__file__, encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return True
+    data = text.partition("\\nFORMAT = ")[2].rpartition("\\nCHECKSUM = ")[0]
+    if hashlib.sha256(data.encode()).hexdigest()[:16] != CHECKSUM:
+        raise ValueError(f"{{__file__}} is damaged or was edited: export it again")
+    try:
+        from fp8tune_kernels.identity import code_hash
+
+        code = code_hash(KERNEL)
+    except (ImportError, ValueError):
+        return True
+    if code in CODE.values():
+        return True
+    warnings.warn(f"{{KERNEL}} is not the code that {{__file__}} was measured with: sweep and export it again")
+    return False
+
 
 def config_for(key, device):
     """Return the config of a key on a device, else that of the nearest key, else None.
 
-    Keys are near if their sizes have a small ratio; values that are no sizes must be equal.
+    Keys are near if their sizes have a small ratio; values that are no sizes must be equal. A near key gives options
+    such as num_warps alone, unless the kernel declares its configs. None if the kernel's code has changed.
     """
-    rows = TABLE.get(device, {{}})
+    rows = TABLE.get(device, {{}}) if is_current() else {{}}
     key = tuple(key)
 
     def is_size(value):
@@ -74,8 +114,17 @@ def config_for(key, device):
         return sum(abs(math.log(a / b)) for a, b in pairs if is_size(a))
 
     nearest = key if key in rows else min(rows, key=distance, default=None)
-    return None if nearest is None or distance(nearest) == math.inf else dict(rows[nearest])
+    if nearest is None or distance(nearest) == math.inf:
+        return None
+    kwargs = rows[nearest]["kwargs"] if DECLARED or nearest == key else {{}}
+    return {{**rows[nearest], "kwargs": dict(kwargs)}}
 '''
+
+_LAUNCHES = """
+# Device name -> key -> launches that the config was checked on: arguments, constants of the callers, programs.
+LAUNCHES = {{
+{launches}}}
+"""
 
 _MADE = """
 # Its inputs depend on the config, so fp8tune.pin refuses this file: call config_for before you make them.
@@ -89,23 +138,35 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     names = _key_names(first)
     if any(_key_names(kernel) != names for kernel in kernels):
         raise UsageError(f"{first.kernel} was recorded with other keys on other devices: name one with --device")
-    table, evidence = "", ""
+    table, evidence, launches, is_declared = "", "", "", True
     for kernel in kernels:
         by_key = group_by(kernel.picks, lambda pick: _literal(pick.key))
-        table += _render_rows(kernel, {key: _arguments(kernel, shared_config(picks)) for key, picks in by_key.items()})
+        configs = {key: kernel.triton_config(shared_config(picks)) for key, picks in by_key.items()}
+        is_declared &= all(kernel.declares(config) for config in configs.values())
+        table += _render_rows(kernel, {key: _arguments(config) for key, config in configs.items()})
         evidence += _render_rows(kernel, {key: _literal(_summarize(picks)) for key, picks in by_key.items()})
+        if kernel.is_bare:
+            checked = {key: _launches(picks, configs[key]) for key, picks in by_key.items()}
+            launches += _render_rows(kernel, checked)
     code = _STRING.sub("", table)
     text = _TEMPLATE.format(
         title=visible(f"{first.kernel} for {first.device.arch}")[:500],
         imports="".join(f"{line}\n" for module, line in _IMPORTS.items() if f"{module}." in code),
+        format=tables.FORMAT,
+        kernel=_literal(first.kernel),
+        code=_source({kernel.device.name: kernel.code for kernel in kernels}),
         key=_literal(names),
         table=table,
         evidence=evidence,
-        kernel=_literal(first.kernel),
+        launches=_LAUNCHES.format(launches=launches) if launches else "",
+        declared=is_declared,
         made=_MADE
         if any(pick.launch and pick.launch.has_own_inputs for item in kernels for pick in item.picks)
         else "",
+        checksum="CHECKSUM",
     )
+    head, _, tail = text.rpartition("\nCHECKSUM = CHECKSUM")
+    text = f'{head}\nCHECKSUM = "{tables.checksum(text)}"{tail}'
     name = re.sub(r"\W+", "_", f"{first.bare_name}_{first.device.arch}", flags=re.ASCII)
     return [File(PurePosixPath(f"{f'_{name}' if name[:1].isdigit() else name}.py"), text)]
 
@@ -113,6 +174,45 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
 def _render_rows(kernel: KernelPicks, rows: Mapping[str, str]) -> str:
     lines = "".join(f"        {key}: {value},\n" for key, value in rows.items())
     return f"    {_literal(kernel.device.name)}: {{\n{lines}    }},\n"
+
+
+def _source(value: object) -> str:
+    """Return the source of plain values in mappings and tuples."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(name)}: {_source(item)}' for name, item in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_source(item)}, ' for item in value).strip()})"
+    return _literal(value)
+
+
+def _launches(picks: Sequence[Pick], config: Config) -> str:
+    """Return the source of the launches that a config was checked on, as pins compare them with others."""
+    launches = [pick.launch for pick in picks if pick.launch is not None]
+    checked = [
+        {
+            "arguments": {
+                item.name: (f"torch.{item.dtype}", item.shape) if isinstance(item, Tensor) else _plain(item.value)
+                for item in launch.arguments
+                if isinstance(item, Tensor) or item.is_constexpr or type(item.value) is not float
+            },
+            "constants": tuple(
+                {name: _plain(value) for name, value in own.kwargs.items()} for own in launch.configs or ()
+            ),
+            "grid": launch.grid.programs(config.values),
+        }
+        for launch in launches
+    ]
+    return _source(tuple(item for item in checked if item["grid"] is not None))
+
+
+def _plain(value: Value) -> object:
+    """Return a value of a recording with dtypes and functions as texts."""
+    if not isinstance(value, Mapping):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "float":
+        return float(content)
+    return tuple(map(_plain, content)) if kind == "tuple" else content
 
 
 def _summarize(picks: Sequence[Pick]) -> str:
@@ -126,9 +226,8 @@ def _key_names(kernel: KernelPicks) -> tuple[str, ...]:
     return (*kernel.recorded.key, "the dtype of each tensor")
 
 
-def _arguments(kernel: KernelPicks, stored_config: NamedInts) -> str:
+def _arguments(config: Config) -> str:
     """Return the source of a dictionary with the arguments of ``triton.Config``."""
-    config = kernel.triton_config(stored_config)
     kwargs = ", ".join(f"{_literal(name)}: {_literal(value)}" for name, value in config.kwargs.items())
     options = "".join(f', "{name}": {int(value)}' for name, value in config.options.items())
     return f'{{"kwargs": {{{kwargs}}}{options}}}'

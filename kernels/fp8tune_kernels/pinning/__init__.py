@@ -12,19 +12,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..tuners import function_name
-from .environment import MODES, VARIABLE
+from .compare import moved
+from .environment import MODES, VARIABLE, chosen
 from .environment import pin_from_environment as pin_from_environment
 from .errors import PinError as PinError
 from .installed import Pinned, TunedConfigs
 from .keys import Key
 from .registry import Entry, compare_ranks, entries, from_environment, pins, unpinned, waiting
-from .tables import Table, tables_of
+from .tables import Table
 from .targets import is_of, target_of
 from .watching import install_all, pin_all, tuners, uninstall
 from .watching import watch as watch
 
 
-def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *, unknown: str = "nearest") -> None:
+def pin(
+    table: str | os.PathLike[str] | Mapping[Key, Any],
+    kernel: Any = None,
+    *,
+    unknown: str = "nearest",
+    stale: str = "unpin",
+) -> None:
     """Make all kernels of a table, or one, take their configs from it instead of timing them.
 
     ``table``: a file that ``fp8tune export --for python`` wrote, a folder of such files, or, for an autotuned kernel,
@@ -33,17 +40,22 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
     device count, those of a dict on every device. A config gets the ``pre_hook`` that the kernel declares for it.
 
     ``kernel``: a ``triton.autotune`` kernel, ``triton.heuristics`` around it or not, or a bare ``triton.jit`` kernel,
-    whose callers' configs are replaced. Without it, all kernels that the files name are pinned: now, or at their first
-    launch if their modules are imported later.
+    which takes options such as ``num_warps`` in every launch, and constants in launches that equal a checked one.
+    Without it, all kernels that the files name are pinned: now, or at their first launch if their modules are imported
+    later.
 
     ``unknown`` says what happens for keys that the table lacks:
 
-    - ``nearest``: the config of the key with equal dtypes, texts and flags whose numbers are nearest on a log scale;
-      of configs that the kernel's ``early_config_prune`` refuses for the launch, none. The same on every rank. Raises
-      PinError where no such key exists.
+    - ``nearest``: the config of the key with equal dtypes, texts and flags whose numbers are nearest on a log scale,
+      of those that the kernel declares and does not prune for the launch. The same on every rank. Raises PinError where
+      no such key exists.
     - ``strict``: the launch raises PinError with the key and the command that tunes it.
     - ``tune``: Triton tunes the key, so ranks may disagree on it.
     - ``off``: the table is not used at all; Triton tunes every key.
+
+    ``stale`` says what happens if the kernel's code is not the code that was measured: ``unpin`` warns once, and the
+    kernel is launched as without a table; PinError in ``strict`` and in a job of several ranks. ``use`` takes the table
+    all the same, and configs of a dict that the kernel does not declare. ``FP8TUNE_PIN_STALE`` replaces it.
 
     ``FP8TUNE_PIN=path[:mode]`` in the environment does the same without a line of code, and the kernels of its table
     stay as it pins them. ``FP8TUNE_PIN=mode`` replaces ``unknown``.
@@ -57,11 +69,11 @@ def pin(table: str | os.PathLike[str] | Mapping[Key, Any], kernel: Any = None, *
     mode = variable if variable in MODES else unknown
     if mode not in MODES:
         raise PinError(f"unknown={mode!r}: choose one of {', '.join(MODES)}")
-    tables = tables_of(table)
+    tables = chosen(table, stale)
     if kernel is None:
         pin_all([item for item in tables if item.kernel not in from_environment], mode)
-    else:  # of a table alone the kernel may have moved to another module since
-        matching = [item for item in tables if is_of(kernel, item)] or (tables if len(tables) == 1 else [])
+    else:
+        matching = [item for item in tables if is_of(kernel, item)] or [item for item in tables if moved(kernel, item)]
         if not matching:
             raise PinError(f"no table in {str(table)!r} is of {function_name(target_of(kernel))}: export one for it")
         if not any(is_of(kernel, item) for item in from_environment.values()):

@@ -17,8 +17,10 @@ from types import MappingProxyType
 from typing import Any
 
 from ..agreement import ranks
-from ..tuners import HookUnknownError, backend_options, decoded, function_name, hook_for, tuning_key
-from .errors import PinError, one_line
+from ..tuners import function_name, tuning_key
+from .bare import Choice, Row, Signature, programs_of
+from .compare import are_several_ranks, change_of, changed_devices, check_key, configs_of
+from .errors import PinError
 from .keys import Key, bare_key, distance_of, plain
 from .reach import launched_class, own_class
 from .registry import compare_ranks, lock, logger, pins
@@ -76,37 +78,45 @@ class Pinned(TunedConfigs):
         if not self._is_tuner and not table.names:
             raise PinError(f"{self.name} has no autotuner: pin a file of fp8tune export --for python, not a dict")
         self._looks_up = self._is_tuner and len(target.configs) > 1 and _runs_as_triton_does(own_class(target))
-        self._configs = {device: self._triton_configs(rows) for device, rows in table.devices.items()}
+        self._changed = frozenset[str]()  # devices whose configs were measured with other code
+        self._configs: dict[str, dict[Key, Any]] = {}  # device -> key -> config, or row of a bare kernel
+        self._signature = None if self._is_tuner else Signature(target)
+        self._choices: dict[tuple[Any, ...], Choice | None] = {}  # launch of a bare kernel -> what it takes
         self._devices_used = set[str]()
         self._launching = threading.local()
         self._own: Any = None  # what the tuner had tuned
-        self._has_logged = False
+        self._has_logged = self._has_logged_kept = False
         self.launch: Any = self._run_with_config
         """What is called instead of ``run``; None if that looks configs up here."""
+        if mode != "off":
+            self._compare()
 
     def report(self) -> dict[str, Any]:
         """Return a row of :func:`pin_report`."""
         name, source = self.table.kernel or self.name, self.table.source
         return {**super().report(), "kernel": name, "table": source, "unknown": self.mode, "keys": {**self.keys_used}}
 
-    def _triton_configs(self, rows: Any) -> dict[Key, Any]:
-        source, declared = self.table.source, getattr(self.target, "configs", ())
-        make: Any = sys.modules["triton"].Config
-        try:
-            configs = {plain(key): make(**row) for key, row in rows.items()}
-            for config in configs.values():
-                config.kwargs = {name: decoded(value) for name, value in config.kwargs.items()}
-                config.pre_hook = hook_for(config, declared)
-        except HookUnknownError:
-            reason = f"{source} has a config that {self.name} does not declare, and its pre_hooks differ"
-            raise PinError(reason) from None
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise PinError(f"{source} has a row that cannot be used: {one_line(error)}: export it again") from error
-        names = {name for config in configs.values() for name in config.kwargs}
-        known = {*self.target.arg_names, *(name for config in declared for name in config.kwargs)}
-        if (strange := sorted(names - known)) and (strange := sorted({*strange} - backend_options())):
-            raise PinError(f"{source} is of another kernel: {self.name} has no argument {strange[0]!r}")
-        return configs
+    def _compare(self) -> None:
+        """Compare the table with the kernel as it is now, and make its configs. Raises PinError."""
+        table = self.table
+        check_key(self.target, table, self.name)
+        self._changed = changed_devices(self.target, table)
+        if self._changed == {*table.devices}:
+            self._tell_change()
+        for device in (device for device in table.devices if device not in self._changed):
+            configs, launches = configs_of(self.target, table, device, self.name), table.launches.get(device, {})
+            if not self._is_tuner:
+                configs = {key: Row(row, launches.get(key, ())) for key, row in table.devices[device].items()}
+            self._configs[device] = configs
+
+    def _tell_change(self) -> None:
+        """Warn once that the kernel is not the one that was measured. Raises PinError if it may not be tuned now."""
+        change = change_of(self.table, self.name)
+        if self.mode == "strict" or are_several_ranks():
+            raise PinError(change)
+        if not self._has_logged:
+            self._has_logged = True
+            logger.warning("%s; now it is launched as without a table", change)
 
     def install(self) -> None:
         """Put this in the place of what the kernel had tuned. Raises PinError."""
@@ -165,20 +175,56 @@ class Pinned(TunedConfigs):
 
     def _run_with_config(self, *args: Any, **kwargs: Any) -> Any:
         """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
-        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs} if args else kwargs
-        if self._is_tuner:
-            key = tuning_key(self.target, args, kwargs)
-        else:
-            key = bare_key(self.table.names, self.target.arg_names, arguments)
+        if self._signature is not None:
+            return self._run_bare(self._signature, args, kwargs)
+        key = tuning_key(self.target, args, kwargs)
         if key not in self:
             return self._run(*args, **kwargs)
         config = self[key]
-        arguments |= self._arguments[located(key) if self._is_split else key]
+        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs, **self._arguments[located(key) if self._is_split else key]}
         if config.pre_hook is not None:
             config.pre_hook(arguments)
-        if self._is_tuner:
-            return self.target.fn.run(**arguments)
+        return self.target.fn.run(**arguments)
+
+    def _run_bare(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arguments = {**dict(zip(signature.names, args, strict=False)), **kwargs} if args else kwargs
+        launch = located(signature.id_of(arguments)) if self._is_split else signature.id_of(arguments)
+        if launch not in self._choices or ranks.is_pending:
+            self._choices[launch] = self._choice(signature, arguments)
+        choice = self._choices[launch]
+        if choice is not None:
+            arguments |= choice.options
+            if choice.constants is not None:
+                changed = {**arguments, **choice.constants}
+                if programs_of(changed["grid"], {**signature.defaults, **changed}) == choice.programs:
+                    arguments = changed
         return self._kind.run(self.target, **arguments) if self._wrapper is None else self._run(**arguments)
+
+    def _choice(self, signature: Signature, arguments: Mapping[str, Any]) -> Choice | None:
+        """Return what a launch of a bare kernel takes from the table; None if it takes nothing. Raises PinError."""
+        with lock:
+            compare_ranks()
+            self._split()
+            if (rows := self._rows_here()) is None:
+                return None
+            key = plain(bare_key(self.table.names, signature.names, arguments))
+            known = key if key in rows else self._nearest(key, rows)
+            if known is None:
+                return None
+            row: Row = rows[known]
+            choice = row.choice(arguments, signature) if known == key else Choice(row.options)
+            kept = ", ".join(row.kept(arguments) if choice.constants is None else ())
+            if kept and self.table.launches and self.mode != "nearest":
+                reason = f"{self.name}: {self.table.source} has no config that was checked with its {kept} for {key}"
+                if self.mode == "strict":
+                    raise PinError(f"{reason}: run {_tuning_command(self.table.kernel or self.name)}")
+                return None
+            if kept and not self._has_logged_kept:
+                self._has_logged_kept = True
+                reason = "no such launch was checked" if self.table.launches else "the table has no identity"
+                logger.warning("%s: launched with the options of %s and its own %s: %s", self.name, known, kept, reason)
+            self.keys_used[str(key)] = str(known)
+            return choice
 
     def __contains__(self, key: object) -> bool:
         return (dict.__contains__(self, key) and not ranks.is_pending) or self._find(key)
@@ -187,10 +233,11 @@ class Pinned(TunedConfigs):
         with lock:
             compare_ranks()
             if not dict.__contains__(self, key):
-                if not self._is_split and "" not in self._configs and _has_several_models():
-                    self.__class__ = PinnedByDevice
+                if self._split():
                     return key in self
-                rows, requested = self._rows_here(), plain(key[:-1] if self._is_split else key)
+                if (rows := self._rows_here()) is None:
+                    return False
+                requested = plain(key[:-1] if self._is_split else key)
                 known = requested if requested in rows else self._nearest(requested, rows)
                 if known is None:
                     return False
@@ -199,17 +246,30 @@ class Pinned(TunedConfigs):
                 self.keys_used[str(requested)] = str(known)
             return True
 
-    def _rows_here(self) -> Mapping[Key, Any]:
-        """Return the configs of the current device, and log at its first launch how many there are."""
-        device = "" if "" in self._configs else _device_name()
-        if device == INTERPRETER and device not in self._configs:  # where any config gives the same results
-            device = next(iter(self._configs), device)
+    def _split(self) -> bool:
+        """Keep configs by device from now on, if this process has several models. Return True if it did not yet."""
+        is_new = not self._is_split and "" not in self.table.devices and _has_several_models()
+        if is_new:
+            self.__class__ = PinnedByDevice
+        return is_new
+
+    def _rows_here(self) -> Mapping[Key, Any] | None:
+        """Return the configs of the current device, and log at its first launch how many there are.
+
+        None if they were measured with other code.
+        """
+        device = "" if "" in self.table.devices else _device_name()
+        if device == INTERPRETER and device not in self.table.devices:  # where any config gives the same results
+            device = next(iter(self.table.devices), device)
+        if device in self._changed:
+            self._tell_change()
+            return None
         rows = self._configs.get(device, {})
         if device in self._devices_used:
             return rows
         self._devices_used.add(device)
         where = device or "any device"
-        where += "" if rows else f" (it has {', '.join(self._configs) or 'no device'})"
+        where += "" if rows else f" (it has {', '.join(self.table.devices) or 'no device'})"
         keys = "1 key" if len(rows) == 1 else f"{len(rows)} keys"
         line = f"{keys} for {where}; unknown keys: {self.mode}"
         logger.warning("%s is pinned to %s: %s", self.name, self.table.source, line)
@@ -222,19 +282,26 @@ class Pinned(TunedConfigs):
             raise PinError(f"{line}: run {_tuning_command(self.table.kernel or self.name)}")
         answer, effect = None, "Triton tunes it, and any other such key"
         if self.mode == "nearest":
-            prune = self.target.early_config_prune if self._looks_up else None
             distances = ((distance_of(key, known), repr(known), known) for known in rows)
-            for _, _, known in sorted(item for item in distances if item[0] < math.inf):
-                config = rows[known]
-                if not prune or config in prune([config], self.target.nargs, **self._launching.kwargs):
-                    answer, effect = known, f"launched with that of {known}; other such keys alike"
-                    break
-            else:
-                raise PinError(f"{line}, nor one with the same dtypes, texts and flags: pin with unknown='tune'")
+            near = (known for distance, _, known in sorted(distances) if distance < math.inf)
+            answer = next((known for known in near if self._may_stand_in(rows[known])), None)
+            if answer is None:
+                reason = f"{line}, nor one with the same dtypes, texts and flags whose config it declares"
+                raise PinError(f"{reason}: pin with unknown='tune'")
+            effect = f"launched with that of {answer}; other such keys alike"
         if not self._has_logged:  # further keys would repeat it
             self._has_logged = True
             logger.warning("%s: %s", line, effect)
         return answer
+
+    def _may_stand_in(self, config: Any) -> bool:
+        """Return True if a config of another key is one that the kernel itself would try for this launch."""
+        if isinstance(config, Row):  # of which only the options are taken
+            return True
+        candidates = [*self.target.configs, *([config] if self.table.insists else [])]
+        if self._looks_up and (prune := self.target.early_config_prune):
+            candidates = prune(candidates, self.target.nargs, **self._launching.kwargs)
+        return config in candidates
 
 
 class PinnedByDevice(Pinned):
