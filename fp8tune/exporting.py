@@ -202,6 +202,11 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
     alike = [study for study in usable if _is_of(recorded, launches.get(study.problem))]
     reason = "left out, recorded of a kernel with other configs or another key: record and sweep it again"
     notices += [f"{study.problem.shape} {reason}" for study in usable if recorded and study not in alike]
+    code = newest.source_hash
+    changed = [study for study in alike if code and study.source_hash not in ("", code)]
+    reason = "left out, measured with older code of the kernel: sweep it again"
+    notices += [f"{study.problem.shape} {reason}" for study in changed]
+    alike = [study for study in alike if study not in changed]
     places = {problem: place for place, problem in enumerate(launches)}
     alike.sort(key=lambda study: places.get(study.problem, len(places)))
     picks = []

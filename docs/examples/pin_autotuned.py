@@ -22,7 +22,10 @@ TABLE = {
 }
 
 
-@triton.autotune([triton.Config({"BLOCK": block}) for block in (256, 1024, 2048)], key=["n"])
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block in (256, 1024, 2048) for warps in (4, 8)]
+
+
+@triton.autotune(CONFIGS, key=["n"])
 @triton.jit
 def double(x, out, n, BLOCK: tl.constexpr):
     """``out[i] = 2 * x[i]`` for ``n`` elements."""

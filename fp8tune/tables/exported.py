@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from fp8tune.lookups import Declared, look_up
 from fp8tune.records import Device, KernelVersion, NamedInts
 from fp8tune.replay.configs import encoded
 from fp8tune.replay.recording import Config, Kernel, Launch
+from fp8tune_kernels.pinning import tables
 from fp8tune_kernels.runtime import user_tables
 from fp8tune_kernels.runtime.chain import Step
 from fp8tune_kernels.tables import Table
@@ -28,6 +28,8 @@ class ExportedTable:
     rows: Table = field(default_factory=Table)
     devices: Mapping[str, Mapping[Key, Mapping[str, Any]]] = field(default_factory=dict)
     """Device name -> tuning key -> arguments of ``triton.Config``."""
+    codes: Mapping[str, str] = field(default_factory=dict)
+    """Device name -> hash of the code that was measured."""
 
     def config(
         self, version: KernelVersion, device: Device, key: NamedInts, recorded: tuple[Kernel, Launch] | None
@@ -58,7 +60,7 @@ class ExportedTable:
 
 
 def read_table(path: Path) -> ExportedTable:
-    """Read a file of ``export`` or ``export --for python``. Raises UsageError for any other file."""
+    """Read a file of ``export`` or ``export --for python``. Raises UsageError for any other file, or a damaged one."""
     problem = "cannot be read"
     try:
         text = path.read_bytes().decode()
@@ -66,24 +68,8 @@ def read_table(path: Path) -> ExportedTable:
         if "\nKERNEL = " not in text:
             table = user_tables.parsed(text)
             return ExportedTable(frozenset(row[0] for row in table.rows), table)
-        values = {
-            target.id: ast.literal_eval(statement.value)
-            for statement in ast.parse(text).body
-            if isinstance(statement, ast.Assign)
-            for target in statement.targets
-            if isinstance(target, ast.Name) and target.id in ("TABLE", "KERNEL")
-        }
-        devices = {str(device): dict(rows) for device, rows in values["TABLE"].items()}
-        return ExportedTable(frozenset({str(values["KERNEL"])}), devices=devices)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        MemoryError,
-        RecursionError,
-    ) as error:
+        names = tables.parsed(text)
+        return ExportedTable(frozenset({names["KERNEL"]}), devices=names["TABLE"], codes=names.get("CODE", {}))
+    except (OSError, ValueError, TypeError) as error:
         advice = "name a file that fp8tune export or fp8tune export --for python wrote"
         raise UsageError(f"{path} {problem} ({one_line(error, 100)}): {advice}") from None

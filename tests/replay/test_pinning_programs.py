@@ -34,12 +34,12 @@ PROGRAM = "small_kernels"
 def write_table(path: Path, kernel: str, rows: Mapping[object, Mapping[str, int]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = {"": {key: {"kwargs": dict(kwargs), "num_warps": 8} for key, kwargs in rows.items()}}
-    path.write_text(f"\nKERNEL = {kernel!r}\nKEY = ('n',)\nTABLE = {table!r}\n")
+    path.write_text(f"\nKERNEL = {kernel!r}\nTABLE = {table!r}\n")
 
 
 def start(folder: Path, *program: str, **variables: str) -> subprocess.Popen[str]:
     paths = os.pathsep.join(map(str, (folder, Path(__file__).parent, ROOT, ROOT / "kernels")))
-    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1", **variables}
+    environment = {**os.environ, "PYTHONPATH": paths, "TRITON_INTERPRET": "1", "FP8TUNE_PIN_STALE": "use", **variables}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     command = (sys.executable, *program)
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
@@ -194,7 +194,7 @@ def test_a_strict_recording_fails_where_a_kernel_tunes_at_run_time(tmp_path: Pat
     (tmp_path / "mine.py").write_text(QUICK + f"\nif __name__ == '__main__':\n    [run(n) for n in ({sizes},)]\n")
     write_table(tmp_path / "quick.py", "mine.py:quick", {(640,): {"BLOCK": 128}})
     command = ("record", "--strict", "-o", tmp_path / "run.json", "--", sys.executable, "mine.py")
-    result = ended(*command, cwd=tmp_path, TRITON_INTERPRET="1", FP8TUNE_PIN="quick.py:tune")
+    result = ended(*command, cwd=tmp_path, TRITON_INTERPRET="1", FP8TUNE_PIN="quick.py:tune", FP8TUNE_PIN_STALE="use")
     assert result[0] == code, result
     assert "1 of 1 kernel pinned: 1 key, 0 by a near key of the table" in result[1]
     (kernel,) = read(tmp_path / "run.json").kernels

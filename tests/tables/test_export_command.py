@@ -244,7 +244,7 @@ def compiled():
     return len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")))
 
 for size, mode in ((1024, "strict"), (4096, "strict"), (1023, "nearest")):
-    pin("table/_kernel_sm_90.py", unknown=mode)
+    pin("table/_kernel_sm_90.py", unknown=mode, stale="use")  # the made-up results have a made-up hash
     before = compiled()
     with compiling.recording("sm_90") as launches:
         _kernel[(16,)](torch.empty(size, dtype=torch.bfloat16), size)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 
 import format_picks as made
@@ -29,9 +31,10 @@ def text(*kernels: KernelPicks) -> str:
 
 def run(*kernels: KernelPicks) -> dict[str, object]:
     """The names of the file, run by itself."""
-    namespace: dict[str, object] = {}
-    exec(compile(text(*kernels), "table", "exec"), namespace)
-    return namespace
+    with tempfile.NamedTemporaryFile("w", suffix=".py", encoding="utf-8", newline="") as file:
+        file.write(text(*kernels))
+        file.flush()
+        return runpy.run_path(file.name)
 
 
 def test_a_key_has_its_config_and_evidence() -> None:

@@ -109,12 +109,11 @@ def configs_of(target: Any, table: Table, device: str, name: str) -> dict[Key, A
             raise PinError(
                 f"{table.source} has a row that cannot be used: {one_line(error)}: export it again"
             ) from error
+        if same is None and (strange := sorted({*config.kwargs} - {*target.arg_names})):
+            raise PinError(f"{table.source} is of another kernel: {name} has no argument {strange[0]!r}")
         if same is None and declared is not None:
             _check_undeclared(config, declared, table, name, is_checked=is_checked)
         result[key] = config if same is None else same
-    names = {item for config in result.values() if config not in (declared or ()) for item in config.kwargs}
-    if strange := sorted(names - set(target.arg_names)):
-        raise PinError(f"{table.source} is of another kernel: {name} has no argument {strange[0]!r}")
     return result
 
 

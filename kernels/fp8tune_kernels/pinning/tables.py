@@ -21,8 +21,8 @@ from .keys import Key, plain
 FORMAT = 2
 """Version of the file. Files without one are older than it, and carry no identity."""
 
-NAMES = frozenset({"FORMAT", "KERNEL", "KEY", "CODE", "TABLE", "EVIDENCE", "LAUNCHES", "DECLARED", "HAS_OWN_INPUTS"})
-"""Names that a file assigns, beside its checksum."""
+NAMES = frozenset({"FORMAT", "KERNEL", "KEY", "CODE", "TABLE", "LAUNCHES", "HAS_OWN_INPUTS", "CHECKSUM"})
+"""Names that are read in a file. Other statements are left alone, and none runs."""
 
 LARGEST_WARPS, LARGEST_STAGES, LARGEST_CTAS, LARGEST_REGISTERS = 32, 64, 16, 255
 """A block has 1024 threads, and a thread 255 registers."""
@@ -113,12 +113,12 @@ def parsed(text: str) -> dict[str, Any]:
     try:
         for statement in ast.parse(text.replace("\r\n", "\n")).body:
             match statement:
-                case ast.Assign(targets=[ast.Name(name)], value=value) if name not in names:
+                case ast.Assign(targets=[ast.Name(name)], value=value) if name in NAMES and name not in names:
                     names[name] = _value(value)
-                case ast.Expr(ast.Constant(str())) | ast.Import() | ast.FunctionDef():
+                case ast.FunctionDef():
                     pass
-                case _:
-                    raise ValueError(f"line {statement.lineno} is no data")
+                case _ if any(isinstance(node, ast.Name) and node.id in NAMES for node in ast.walk(statement)):
+                    raise ValueError(f"line {statement.lineno} changes its data")
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(one_line(error)) from None
     if "FORMAT" in names or "CHECKSUM" in names:
@@ -126,8 +126,6 @@ def parsed(text: str) -> dict[str, Any]:
             raise ValueError("it is damaged or was edited, its checksum is another")
         if names.get("FORMAT") != FORMAT:
             raise ValueError(f"its format {names.get('FORMAT')!r:.20} is not known: install the fp8tune that wrote it")
-        if strange := sorted({*names} - NAMES):
-            raise ValueError(f"it assigns {strange[0]}")
     if not isinstance(names.get("KERNEL"), str) or not isinstance(names.get("TABLE"), dict):
         raise ValueError("it has no KERNEL or no TABLE")
     if not all(isinstance(rows, dict) for rows in names["TABLE"].values()):
