@@ -18,6 +18,8 @@ from triton.runtime.jit import KernelInterface
 from fp8tune_kernels.pinning import PinError, pin, pin_report, unpin
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
+CONFIGS += [triton.Config({"BLOCK": 256}, num_warps=8)]
+CHECKED = {(4096,): ({"arguments": {"n": 4096}, "constants": ({"BLOCK": 32},), "grid": (1,)},)}
 TABLE = {(4096,): {"kwargs": {"BLOCK": 256}, "num_warps": 8}}
 
 
@@ -143,7 +145,8 @@ def wrapped(run: Callable[..., Any], calls: list[Any], *args: Any, **kwargs: Any
 
 
 def bare_table(folder: Path) -> Path:
-    (folder / "bare.py").write_text(f"\nKERNEL = 'm:k'\nKEY = ('n',)\nTABLE = {{'': {TABLE}}}\n")
+    rows = f"TABLE = {{'': {TABLE}}}\nLAUNCHES = {{'': {CHECKED}}}\n"
+    (folder / "bare.py").write_text(f"\nKERNEL = 'm:kernel'\nKEY = ('n',)\n{rows}")
     return folder / "bare.py"
 
 
@@ -245,7 +248,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("kind", [Autotuner, Faster, Jitted])
 def test_configs_go_by_the_device_of_the_launch(kind: Any, devices: list[int], tmp_path: Path) -> None:
     rows = {name: {(4096,): {"kwargs": {"BLOCK": size}}} for name, size in (("NVIDIA A100", 128), ("NVIDIA H200", 256))}
-    (tmp_path / "t.py").write_text(f"\nKERNEL = 'm:k'\nKEY = ('n',)\nTABLE = {rows}\n")
+    checked = f"LAUNCHES = {dict.fromkeys(rows, CHECKED)}"
+    (tmp_path / "t.py").write_text(f"\nKERNEL = 'm:kernel'\nKEY = ('n',)\nTABLE = {rows}\n{checked}\n")
     kernel = Jitted() if kind is Jitted else tuner(kind)
     pin(tmp_path / "t.py", kernel, unknown="strict")
     blocks = []
@@ -264,7 +268,7 @@ def test_options_of_a_backend_are_pinned_and_other_names_are_refused() -> None:
     pin(rows, kernel, unknown="strict")
     assert [block(kernel), block(kernel, 64)] == [64, 128]
     nvidia = {(4096,): {"kwargs": {"BLOCK": 64, "enable_fp_fusion": False}, "maxnreg": 64}}
-    pin(nvidia, tuner(configs=[*declared, *CONFIGS]))
+    pin(nvidia, tuner(configs=[*declared, *CONFIGS]), stale="use")
     with pytest.raises(PinError, match="no argument 'waves_per_ue'"):
         pin({(4096,): {"kwargs": {"BLOCK": 64, "waves_per_ue": 2}}}, kernel)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import identity
 from ..agreement import ranks
-from ..tuners import HookUnknownError, decoded, function_name, hook_for, python_function, resolved
+from ..tuners import HookUnknownError, backend_options, decoded, function_name, hook_for, python_function, resolved
 from .errors import PinError, one_line
 from .keys import Key
 from .tables import Table
-from .targets import loaded_module, target_of
+from .targets import loaded_module, named, target_of
 
 DTYPES = "the dtype of each tensor"
 """Last name of a key in a file, which stands for the dtypes that follow the arguments."""
@@ -39,17 +39,15 @@ def moved(kernel: Any, table: Table) -> bool:
 
 def current_code(target: Any, table: Table) -> str:
     """Return the hash of a kernel's code as it is now; empty where there is no source of it."""
-    function, (where, _, attribute) = python_function(target), table.kernel.rpartition(":")
-    for module, path in _places(where, function):  # the attribute may be called otherwise than its function
+    function, attribute = python_function(target), table.kernel.rpartition(":")[2]
+    original, name = named(table, function), function_name(target)
+    if original is not None and python_function(original) is function:
+        name = table.kernel
+    else:  # it moved: its attribute may be called otherwise than its function
         with contextlib.suppress(AttributeError, LookupError, PinError):
-            if target_of(resolved(loaded_module(module), attribute)) is target:
-                return _code(f"{module}:{attribute}", path)
-    return _code(function_name(target), Path(function.__code__.co_filename))
-
-
-def _places(where: str, function: Any) -> Iterable[tuple[str, Path]]:
-    for module in dict.fromkeys((where, function.__module__)):
-        yield module, Path(getattr(loaded_module(module), "__file__", None) or function.__code__.co_filename)
+            if target_of(resolved(loaded_module(function.__module__), attribute)) is target:
+                name = f"{function.__module__}:{attribute}"
+    return _code(name, Path(function.__code__.co_filename))
 
 
 def _code(kernel: str, path: Path) -> str:
@@ -109,10 +107,10 @@ def configs_of(target: Any, table: Table, device: str, name: str) -> dict[Key, A
             raise PinError(
                 f"{table.source} has a row that cannot be used: {one_line(error)}: export it again"
             ) from error
-        if same is None and (strange := sorted({*config.kwargs} - {*target.arg_names})):
+        if same is None and (strange := sorted({*config.kwargs} - {*target.arg_names} - backend_options())):
             raise PinError(f"{table.source} is of another kernel: {name} has no argument {strange[0]!r}")
         if same is None and declared is not None:
-            _check_undeclared(config, declared, table, name, is_checked=is_checked)
+            _check_undeclared(config, target, table, name, is_checked=is_checked)
         result[key] = config if same is None else same
     return result
 
@@ -128,15 +126,16 @@ def _values(config: Any) -> Any:
     return {name: (type(value), value) for name, value in config.all_kwargs().items()}
 
 
-def _check_undeclared(config: Any, declared: Iterable[Any], table: Table, name: str, *, is_checked: bool) -> None:
+def _check_undeclared(config: Any, target: Any, table: Table, name: str, *, is_checked: bool) -> None:
     """Raise PinError for a config that the kernel does not declare, unless it was checked or the user insists.
 
-    Such a config sets the names of a declared one, to values of the same types.
+    Whoever insists may set the arguments that a declared config sets, to values of the same types.
     """
+    declared, names = target.configs, target.arg_names
     text = ", ".join(f"{item}={value!r:.40}" for item, value in config.all_kwargs().items())
     if not is_checked:
         fix = "declare it, or pin with stale='use' to use it unchecked"
         raise PinError(f"{table.source} has a config that {name} does not declare ({text:.200}): {fix}")
-    forms = [{item: type(value) for item, value in other.kwargs.items()} for other in declared]
-    if table.insists and {item: type(value) for item, value in config.kwargs.items()} not in forms:
+    forms = [{item: type(value) for item, value in other.kwargs.items() if item in names} for other in declared]
+    if table.insists and {item: type(value) for item, value in config.kwargs.items() if item in names} not in forms:
         raise PinError(f"{table.source} has a config that {name} cannot have ({text:.200}): {AGAIN}")

@@ -23,7 +23,7 @@ from .compare import are_several_ranks, change_of, changed_devices, check_key, c
 from .errors import PinError
 from .keys import Key, bare_key, distance_of, plain
 from .reach import launched_class, own_class
-from .registry import compare_ranks, lock, logger, pins
+from .registry import compare_ranks, lock, logger, pins, unpinned
 from .tables import Table
 
 INTERPRETER = "Triton interpreter"
@@ -93,7 +93,8 @@ class Pinned(TunedConfigs):
 
     def report(self) -> dict[str, Any]:
         """Return a row of :func:`pin_report`."""
-        name, source = self.table.kernel or self.name, self.table.source
+        name = self.table.kernel or self.name
+        source = "" if self._changed == {*self.table.devices} else self.table.source
         return {**super().report(), "kernel": name, "table": source, "unknown": self.mode, "keys": {**self.keys_used}}
 
     def _compare(self) -> None:
@@ -116,6 +117,7 @@ class Pinned(TunedConfigs):
             raise PinError(change)
         if not self._has_logged:
             self._has_logged = True
+            unpinned[self.table.kernel or self.name, "its code is not the code that was measured"] = None
             logger.warning("%s; now it is launched as without a table", change)
 
     def install(self) -> None:
@@ -181,7 +183,8 @@ class Pinned(TunedConfigs):
         if key not in self:
             return self._run(*args, **kwargs)
         config = self[key]
-        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs, **self._arguments[located(key) if self._is_split else key]}
+        arguments = {**dict(zip(self.target.arg_names, args, strict=False)), **kwargs}
+        arguments |= self._arguments[located(key) if self._is_split else key]
         if config.pre_hook is not None:
             config.pre_hook(arguments)
         return self.target.fn.run(**arguments)

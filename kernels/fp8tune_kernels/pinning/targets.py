@@ -68,7 +68,7 @@ def loaded_module(where: str) -> Any:
 def is_of(kernel: Any, table: Table) -> bool:
     """Return True if the table names the kernel; the attribute may be called otherwise than its function."""
     target = target_of(kernel)
-    return _named(table, python_function(target)) is target or table.kernel == function_name(target)
+    return named(table, python_function(target)) is target or table.kernel == function_name(target)
 
 
 def entry_of(target: Any) -> tuple[Entry | None, str]:
@@ -78,7 +78,7 @@ def entry_of(target: Any) -> tuple[Entry | None, str]:
     function, and has the same key and configs.
     """
     function, reason = python_function(target), ""
-    originals = [(item, item.target or _named(item.table, function)) for item in list(entries.values())]
+    originals = [(item, item.target or named(item.table, function)) for item in list(entries.values())]
     for entry, original in originals:
         if original is target or (original is None and entry.table.kernel == function_name(target)):
             return entry, ""
@@ -90,7 +90,7 @@ def entry_of(target: Any) -> tuple[Entry | None, str]:
     return None, reason
 
 
-def _named(table: Table, function: Any) -> Any:
+def named(table: Table, function: Any) -> Any:
     """Return the kernel that a table names, in the module of a function or else in a loaded one; None without one.
 
     Several modules may be made of one file, and those that a loader makes may not be in ``sys.modules``.
