@@ -311,12 +311,12 @@ def test_encodings_and_line_ends_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_huge_package_is_followed_up_to_a_limit() -> None:
-    def large(folder: str, version: str, size: int, other: str = "") -> str:
+    def large(folder: str, version: str, size: int, spare: str = "") -> str:
         files = {
             "work/ops.py": KERNEL.format(imports="from huge import helper", call="helper"),
             f"{folder}/huge/__init__.py": "from .inner import helper",
             f"{folder}/huge/inner.py": f"def helper(x): return x\n{'#' * size}\n",
-            f"{folder}/huge/other.py": other,
+            f"{folder}/huge/spare.py": spare,
             f"{folder}/huge-{version}.dist-info/METADATA": METADATA.format(version),
         }
         return hash_of(files)
@@ -417,7 +417,7 @@ def test_ranks_agree_on_all_that_a_kernel_reaches() -> None:
 
 
 def test_a_module_with_a_made_up_name_is_known_by_its_file() -> None:
-    """As in a hub's cache, whose modules have a hash in their names."""
+    """A hub's cache has such modules."""
     files = {"work/cached/__init__.py": "from ._ops import kernel", "work/cached/_ops.py": "def kernel(x): return x\n"}
     with written(files) as root:
         by_path = identity.code_hash(f"{root}/work/cached/_ops.py:kernel")
@@ -453,7 +453,7 @@ def test_a_checkout_wins_over_what_is_installed() -> None:
 
 
 def test_nothing_is_imported(tmp_path: Path) -> None:
-    """Whatever is followed would end the process."""
+    """Each module that is followed would end the process."""
     for path, text in program(["installed package, star", "namespace package"]).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\nraise SystemExit(3)\n")
