@@ -143,20 +143,14 @@ def _sweep(
 
 
 def _exported(db: str, arch: str, picks: Sequence[Pick]) -> list[KernelPicks]:
-    """Return the confirmed picks of each kernel that has some, less what another state of its code was swept with."""
+    """Return the confirmed picks of each kernel that has some."""
     exported = []
     with Store.open(db) as store:
-        versions = {pick.problem.kernel: pick.version for pick in picks if pick.verdict in CONFIRMED and pick.version}
-        for kernel, version in versions.items():
+        for kernel in dict.fromkeys(pick.problem.kernel for pick in picks if pick.verdict in CONFIRMED):
             try:
-                first, *_ = read_for_format(store, arch, [kernel], allow_quick=False)
+                exported += read_for_format(store, arch, [kernel], allow_quick=False)[:1]
             except UsageError as error:
                 warning([str(error)])
-                continue
-            own = tuple(pick for pick in first.picks if pick.study.source_hash == version.source_hash)
-            if older := len(first.picks) - len(own):
-                warning([f"{counted(older, 'size')} of {kernel} left out, swept with other code of it"])
-            exported.append(replace(first, picks=own))
     return exported
 
 

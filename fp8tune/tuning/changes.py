@@ -66,7 +66,8 @@ def apply(changed: Iterable[Changed], kernels: Iterable[KernelPicks]) -> None:
         UsageError: The source of a kernel or a file is another than when it was swept or when the diff was made.
     """
     if reasons := differences(kernels):
-        raise UsageError(f"no file is changed: {'; '.join(reasons)}: run fp8tune tune again, or save the diff with -o")
+        fix = "run fp8tune tune again, or take the diff of fp8tune export --for diff"
+        raise UsageError(f"no file is changed: {'; '.join(reasons)}: {fix}")
     for file in changed:
         if files.read(file.path) != file.before:
             raise UsageError(f"{file.path} has changed meanwhile: run fp8tune tune again")

@@ -81,6 +81,8 @@ def difference(kernel: KernelPicks) -> str:
         code, declaration = (
             function(kernel.kernel, roots) for function in (source.source_hash, source.declaration_hash)
         )
+    except source.NoSuchKernel:
+        return f"{name} has no kernel {kernel.bare_name} any more"
     except UsageError as error:
         return str(error)
     known = dict.fromkeys([recorded.source_hash, *(pick.study.source_hash for pick in kernel.picks)])
