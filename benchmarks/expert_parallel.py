@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.layers import compiled, swiglu, torch_mlp
 from fp8tune_kernels import ExpertGroup, choose_experts, expert_parallel_moe, moe_layer
 from fp8tune_kernels.moe import expert_parallel
 from fp8tune_kernels.moe.permutation import scatter, sort_rows
-from fp8tune_kernels.operations.grouped import compiled, swiglu, torch_mlp
 
 
 class Layer(NamedTuple):

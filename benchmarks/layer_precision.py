@@ -3,7 +3,7 @@
     python -m benchmarks.layer_precision          # the times that the shipped rule was fitted to
     python -m benchmarks.layer_precision FILE.csv
 
-``fp8tune bench --op moe-layer --against none --format json`` measures layers in both precisions. Columns of the file:
+``python -m benchmarks.layers moe-layer`` measures layers in both precisions. Columns of the file:
 
     op           layer, or grouped: fp8_grouped_mm of gate and up
     precision    fp8; once, FP8 with weights quantized before; bf16

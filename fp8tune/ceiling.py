@@ -1,4 +1,4 @@
-"""Share of the roofline that a time reaches, everywhere that it is printed: ``show``, ``bench``, tables and documents.
+"""Share of the roofline that a time reaches, everywhere that it is printed: ``show``, tables and documents.
 
     ceiling = fastest rate of memory on the device, GB/s, bytes read plus written: a device-to-device copy of 512 MiB
               measured in the same run, or the fastest kernel if that is faster

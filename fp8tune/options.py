@@ -203,17 +203,6 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Options of ``fp8tune bench``."""
-
-    kernel: Kernels = ()
-    op: Annotated[str | None, Option("grouped-mm, mxfp8-grouped-mm, moe-mlp, moe-layer.", "NAME")] = None
-    shapes: Annotated[str | None, Option("Shape set or TOML file.", "SET", default="starting-line")] = None
-    against: Annotated[Names, Option("torch.compile, torchao, sonicmoe, none. Repeatable.", "NAME")] = ()
-    format: Report = "table"
-
-
-@dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """Options of ``fp8tune doctor``."""
 

@@ -1,4 +1,4 @@
-"""Kernels and operations that packages register under entry points."""
+"""Kernels that packages register under entry points."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ from pathlib import Path
 KERNELS = "fp8tune.kernels"
 """Group of kernels: a name, and the ``module:ATTRIBUTE`` of its :class:`~fp8tune_kernels.spec.KernelSpec`."""
 
-OPERATIONS = "fp8tune.operations"
-"""Group of operations that ``fp8tune bench`` times."""
-
-
-def kernels() -> Mapping[str, str]:
-    """Return the import paths of all registered kernels by name."""
-    return registered(KERNELS)
-
 
 @functools.cache
-def registered(group: str) -> Mapping[str, str]:
-    """Return the import paths of a group by name, those of this checkout first."""
+def kernels() -> Mapping[str, str]:
+    """Return the import paths of all registered kernels by name, those of this checkout first."""
     paths: dict[str, str] = {}
     package = find_spec("fp8tune_kernels")
     project = Path(package.origin if package and package.origin else "").parent.parent / "pyproject.toml"
     if project.is_file():  # a checkout on PYTHONPATH has no metadata
         declared = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("entry-points", {})
-        paths |= declared.get(group, {})
-    for point in entry_points(group=group):
+        paths |= declared.get(KERNELS, {})
+    for point in entry_points(group=KERNELS):
         # metadata of a checkout may be older than its files, and name kernels that are gone
         if not (project.is_file() and point.module.startswith("fp8tune_kernels.")):
             paths.setdefault(point.name, point.value)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import logging
 import os
 import signal
 import sys
@@ -142,13 +141,6 @@ def _without_rows(request: pytest.FixtureRequest, kind: str, folder: Path) -> It
     server, url = request.getfixturevalue("postgresql"), request.getfixturevalue("made_database")
     yield url
     server.empty(url)
-
-
-@pytest.fixture(autouse=True)
-def loud_logging() -> Iterator[None]:
-    """A bench under torch.compile silences all logging of its process, which in a test is everybody's."""
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

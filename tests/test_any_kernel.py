@@ -78,15 +78,6 @@ def test_its_lookup_key_is_checked(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "the lookup key of softmax" in done.stdout
 
 
-def test_it_is_benched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
-    options = ("--kernel", SOFTMAX, "--shapes", "rows.toml", "--format", "json")
-    (subject,) = json.loads(fp8tune("bench", *options, cwd=folder).stdout)["subjects"]
-    first = subject["sizes"][0]
-    assert (subject["name"], first["dtype"], first["size"]) == ("softmax", "bfloat16", {"n_rows": 4096, "n_cols": 1000})
-    assert first["tflops"] == pytest.approx(5 * 4096 * 1000 / first["contenders"][0]["time_us"] / 1e6)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -86,7 +86,6 @@ LAZY = ("torch", "triton", "numpy", "pandas", "scipy", "altair", "vl_convert", "
 """Packages that are optional, or that only commands load which need them: functions may import them."""
 
 LOCAL_IMPORTS = {
-    "bench/operations.py": "lookup and rivals load torch, and planning imports this module",
     "measure/timing.py": "gate loads torch and Triton, and planning imports timing",
     "measure/backends/simulated.py": "loads NumPy, and choosing a back end imports it",
     "names.py": "loading a kernel takes longer than all of show",

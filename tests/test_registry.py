@@ -35,9 +35,9 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     points = f"[{registry.KERNELS}]\nother-kernel = other_kernels:SPEC\ngone = fp8tune_kernels.gone:SPEC\n"
     (info / "entry_points.txt").write_text(points)  # the second as metadata of an older checkout has it
     monkeypatch.syspath_prepend(tmp_path)
-    registry.registered.cache_clear()
+    registry.kernels.cache_clear()
     yield
-    registry.registered.cache_clear()
+    registry.kernels.cache_clear()
 
 
 @pytest.mark.usefixtures("other_package")

@@ -39,7 +39,6 @@ BOUNDS = {
     "sweep": ["--timer", "simulated:1", "--kernel", "rowwise-2d", "--shapes", "tiny", "--budget", "0"],
     "compare": ["--timer", "sundial"],
     "doctor": ["missing:KERNEL"],
-    "bench": ["--op", "none"],
     "report": ["--device", "none such"],
     "record": ["--", "true"],
     "tune": ["--budget", "0", "--", "true"],
@@ -70,7 +69,7 @@ def generated(seed: int) -> list[str]:
         option = chance.choice([*all_commands[name], "--nonsense", chance.choice(VALUES)])
         if option not in ("--install-completion", "--show-completion"):
             words += [option] + [chance.choice(VALUES)] * chance.choice((0, 1, 1, 1))
-    is_bounded = chance.random() < 0.9 or name in ("sweep", "bench", "compare", "worker")
+    is_bounded = chance.random() < 0.9 or name in ("sweep", "compare", "worker")
     return words + (BOUNDS.get(name, []) if is_bounded else [])
 
 

@@ -154,15 +154,6 @@ COMMANDS = {
         """,
         "$ fp8tune report --kernel colwise -o colwise.html",
     ),
-    "bench": Command(
-        options.BenchOptions,
-        """Time the FP8 kernels and layers beside other libraries.
-
-        Needs a GPU. A contender with a different output is marked wrong and excluded from all ratios. Exits 1 if an
-        output of fp8tune-kernels is wrong.
-        """,
-        "$ fp8tune bench --op moe-layer --shapes models",
-    ),
     "doctor": Command(
         options.DoctorOptions,
         """Find problems with this machine, a database or tuned files.

@@ -39,7 +39,6 @@ class Settings:
     layout: str = ""
     scale: str = ""  # how scales are rounded
     seed: int = 0
-    groups: str = ""  # file with the rows of each group, one number per line; only ``bench`` takes one
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], origin: str) -> Settings:

@@ -188,8 +188,6 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     """
     selections = tuple(map(shapes.parse, options.shapes))
     settings = shapes.common_settings(selections)
-    if settings.groups:
-        raise UsageError("--shapes SET,groups=FILE goes with fp8tune bench --op: leave it out")
     if options.same_bits and options.on:
         raise UsageError("--same-bits compares sizes, and a worker has one: sweep here, without --on")
     options, left_out = _with_recording(options)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "fp8tune_kernels"
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "operations", "torchtitan.py", "transformers_experts")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "torchtitan.py", "transformers_experts")
 
 NAMESPACE = 'NAMESPACE = "fp8tune"\n'
 OF_THE_BUILD = 'NAMESPACE = add_op_namespace_prefix("").removesuffix("::")\n'

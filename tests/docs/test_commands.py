@@ -167,7 +167,7 @@ FINDINGS = (
     ("--for triton-cache", 2, "no GPU: export it --for python"),
 )
 # Commands that start other programs or compile for minutes: their folders have tests.
-ONLY_PARSED = re.compile("--on ray|sweep --arch|fp8tune (bench|report|recheck(?! --arch| softmax))")
+ONLY_PARSED = re.compile("--on ray|sweep --arch|fp8tune (report|recheck(?! --arch| softmax))")
 
 
 @pytest.mark.parametrize("line", lines())

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.contenders import measured
+from benchmarks.layers import OPERATIONS, fault
 from fp8tune.measure.edges import fill_integers
+from fp8tune.plan.shapes import Settings
 from fp8tune_kernels import choose_experts, fp8_grouped_mm, moe_layer, mxfp8_grouped_mm
 from fp8tune_kernels.groups import group_ends
-from fp8tune_kernels.operations.moe_layer import MOE_LAYER
-from fp8tune_kernels.operations.operation import Size
-from fp8tune_kernels.spec import ROUTINGS, NamedInts
+from fp8tune_kernels.spec import ROUTINGS
 
 pytestmark = pytest.mark.gpu
 
@@ -168,13 +169,14 @@ def test_the_cpu_reference_is_what_the_gpu_computes() -> None:
         assert 10 * torch.log10(right.double().square().sum() / noise) > 40  # Hopper's accumulators, and bfloat16
 
 
-def test_all_contenders_of_the_benchmark_are_right() -> None:
-    size = Size("moe-layer", NamedInts(tokens=512, hidden=2048, expert=1024, experts=64, top_k=8))
-    operands = MOE_LAYER.inputs(size, "cuda")
-    for name, make in {**MOE_LAYER.ours, **MOE_LAYER.baseline}.items():
-        call = make(operands)
-        expected = call.reference() if call.reference else MOE_LAYER.reference(operands)
-        assert MOE_LAYER.compare(call.read(call.step()), expected)[0] == "", name
+def test_all_contenders_of_the_benchmark_are_right_and_timed() -> None:
+    operation, row = OPERATIONS["moe-layer"], {"M": 4096, "N": 2048, "K": 1024, "E": 64, "top_k": 8}
+    operands = operation.inputs(row, Settings(), "cuda")
+    makers = {name: partial(make, operands) for name, make in operation.contenders.items() if name != "sonicmoe"}
+    for name, cell in measured(makers, partial(operation.reference, operands), fault).items():
+        assert not cell.problem, name
+        assert cell.time_us is not None, name
+        assert cell.peak_mib, name
 
 
 @pytest.mark.parametrize("tokens", [1, 127, 4097])

@@ -1,1 +1,0 @@
-"""Whole operations that ``fp8tune bench --op`` times: sizes, inputs, contenders, and how outputs are compared."""
