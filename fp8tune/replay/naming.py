@@ -19,9 +19,9 @@ def attribute_of(kernel: Any) -> str | None:
     """
     function = python_function(kernel)
     interface = sys.modules["triton.runtime.jit"].KernelInterface
-    own, own_name = sys.modules.get(function.__module__), function.__name__
-    modules = [own, *(module for module in list(sys.modules.values()) if module is not own)]
-    namespaces = [names for module in modules if "__name__" in (names := getattr(module, "__dict__", {}))]
+    own, own_name = function.__globals__, function.__name__  # of a module that may not be in sys.modules
+    others = (getattr(module, "__dict__", {}) for module in list(sys.modules.values()))
+    namespaces = [own, *(names for names in others if "__name__" in names and names is not own)]
     for parts in (lambda value: [("", value)], _members):  # attributes of all modules, then what those hold
         for names in namespaces:
             for name, value in [(own_name, names.get(own_name)), *list(names.items())]:
@@ -63,7 +63,11 @@ def place_of(kernel: Any, script: str | None) -> tuple[str, str]:
         return function_name(kernel), reason
     module, _, attribute = name.partition(":")
     if module != "__main__":
-        return name, ""
+        names = vars(sys.modules[module]) if module in sys.modules else function.__globals__
+        path = Path(names.get("__file__") or "")
+        own_name = path.parent.name if path.stem == "__init__" else path.stem
+        is_made_up = path.suffix == ".py" and module.rpartition(".")[2] != own_name  # no import finds it
+        return f"{path.absolute()}:{attribute}" if is_made_up else name, ""
     if script is None or not _is_guarded(Path(script)):
         return name, 'defined in __main__: move it to a module, or the program under if __name__ == "__main__"'
     spec = getattr(sys.modules["__main__"], "__spec__", None)

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import triton
+from programs import QUICK
+from test_pinning_programs import start, write_table
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
+from fp8tune_kernels.identity import code_hash
 from fp8tune_kernels.pinning import PinError, pin, pin_report, unpin
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
@@ -337,3 +340,111 @@ for number, (path, is_listed) in enumerate(json.loads(sys.argv[1])):
     blocks.append(module.quick.best_config.kwargs["BLOCK"])
 print(json.dumps([blocks, pin_report()]))
 """
+
+
+def programmed(folder: Path, program: str, *arguments: str, **variables: str) -> tuple[Any, str]:
+    """Run a program and return the JSON that it prints, and what it says."""
+    (folder / "program.py").write_text(program)
+    process = start(folder, "program.py", *arguments, **variables)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return json.loads(output.splitlines()[-1]), errors
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_modules_with_made_up_names_are_pinned_by_their_file_and_code(tmp_path: Path, listed: bool) -> None:
+    """The same file twice under two names, a copy of it in another folder, and another revision."""
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "quick.py").write_text(
+            QUICK.replace("pass", "tl.static_assert(n > 1)") if folder == "c" else QUICK
+        )
+    write_table(tmp_path / "table.py", "a/quick.py:quick", {(640,): {"BLOCK": 128}})
+    code = code_hash("a/quick.py:quick", tmp_path / "a" / "quick.py")
+    with (tmp_path / "table.py").open("a") as file:
+        file.write(f"CODE = {{'': {code!r}}}\n")
+    paths = json.dumps(
+        [["a/quick.py", listed], ["a/quick.py", not listed], ["b/quick.py", listed], ["c/quick.py", listed]]
+    )
+    (blocks, report), errors = programmed(tmp_path, HUB, paths, FP8TUNE_PIN="table.py", FP8TUNE_PIN_STALE="unpin")
+    assert blocks == [128, 128, 128, 64]
+    assert [row["kernel"] for row in report["unpinned"]] == ["quick_3:quick"]
+    assert errors.count("its code is not that of a/quick.py:quick") == 1
+
+
+MOVED = """
+import json, mine, fp8tune_kernels
+mine.run(640)
+print(json.dumps(fp8tune_kernels.pin_report()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("mine:slow", "mine has no slow any more"),
+        ("yours:quick", "there is no yours any more"),
+        ("other:quick", ""),
+        ("pack.gone:quick", "there is no pack.gone any more"),
+        ("gone.py:quick", "there is no gone.py any more"),
+    ],
+)
+def test_a_table_whose_kernel_was_renamed_or_moved_is_reported_and_said_once(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    for module in ("mine", "other", "pack/__init__"):
+        (tmp_path / module).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{module}.py").write_text(QUICK)
+    write_table(tmp_path / "table.py", name, {(640,): {"BLOCK": 128}})
+    report, errors = programmed(tmp_path, MOVED, FP8TUNE_PIN="table.py")
+    assert report["waiting"] == [name]
+    assert {row["kernel"]: row["reason"] for row in report["unpinned"]}.get(name, "") == reason
+    assert errors.count(f"{name} is not pinned, as {reason}") == (1 if reason else 0)
+
+
+COMPILED = """
+import json, sys
+import torch, torch.utils._triton
+torch.utils._triton.has_triton = lambda **_: True  # there is no GPU: nothing runs after it was traced
+import triton, triton.language as tl
+from fp8tune_kernels import pin, pin_report, unpin
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+@triton.autotune([triton.Config({"B": b}) for b in (32, 64, 128)], key=["n"])
+@triton.jit
+def fill(x, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(x + at, B, mask=at < n)
+
+traced = []
+
+def backend(graph, inputs):
+    for node in graph.graph.nodes:
+        if "kernel_idx" in node.kwargs:
+            configs = kernel_side_table.get_kernel(node.kwargs["kernel_idx"]).configs
+            traced.append([config.kwargs["B"] for config in configs])
+    return lambda *arguments: (arguments[0],)
+
+def launch(x, n):
+    fill[lambda meta: (triton.cdiv(n, meta["B"]),)](x, n)
+    return x + 1
+
+pin({(n, "torch.float32"): {"kwargs": {"B": b}} for n, b in ((640, 64), (1280, 128))}, fill, unknown="strict")
+result = []
+for dynamic in (False, True):
+    torch._dynamo.reset()
+    compiled = torch.compile(launch, backend=backend, dynamic=dynamic)
+    for n in (640, 1280):
+        compiled(torch.empty(n), n)
+    result.append([list(traced), pin_report()["unpinned"]])
+    traced.clear()
+print(json.dumps(result))
+"""
+
+
+def test_launches_inside_torch_compile_are_pinned_or_one_warning_names_them(tmp_path: Path) -> None:
+    (static, dynamic), errors = programmed(tmp_path, COMPILED, TRITON_INTERPRET="0")
+    assert static == [[[64], [128]], []]
+    assert dynamic[0] == [[32, 64, 128]]
+    assert "dynamic=False" in dynamic[1][0]["reason"]
+    assert errors.count("is not pinned: inside torch.compile") == 1

@@ -21,7 +21,7 @@ from .keys import Key
 from .registry import Entry, compare_ranks, entries, from_environment, pins, unpinned, waiting
 from .tables import Table
 from .targets import is_of, target_of
-from .watching import install_all, pin_all, tuners, uninstall
+from .watching import absent, install_all, pin_all, tuners, uninstall
 from .watching import watch as watch
 
 
@@ -113,7 +113,7 @@ def pin_report() -> dict[str, Any]:
     return {
         "kernels": sorted(pinned + tuned, key=lambda item: str(item["kernel"])),
         "waiting": sorted(table.kernel for table in waiting()),
-        "unpinned": [{"kernel": name, "reason": reason} for name, reason in unpinned],
+        "unpinned": [{"kernel": name, "reason": reason} for name, reason in (*unpinned, *absent())],
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ..identity.modules import Finder
 from ..tuners import chain, function_name, is_kernel, python_function, resolved, tuner_of
 from .errors import PinError, one_line
 from .registry import Entry, entries
@@ -39,9 +40,7 @@ def kernel_named(table: Table, may_lack_modules: bool = False) -> Any:
             raise ModuleNotFoundError(f"no module {where!r}")
         return resolved(module, attribute)
     except (ImportError, AttributeError, LookupError, TypeError) as error:
-        if module is not None and (
-            may_lack_modules or getattr(getattr(module, "__spec__", None), "_initializing", False)
-        ):
+        if module is not None and (may_lack_modules or _is_importing(module)):
             return None
         reason = f"{table.source} is of {table.kernel}, which cannot be imported: {one_line(error, 100)}"
         raise PinError(f"{reason}: import its module first, or pass the kernel behind the table") from None
@@ -88,6 +87,42 @@ def entry_of(target: Any) -> tuple[Entry | None, str]:
             if not reason:
                 return entry, ""
     return None, reason
+
+
+def entries_near(target: Any) -> list[Entry]:
+    """Return tables of another file of the same name that has such a kernel: a copy, or another revision of it."""
+    own = python_function(target).__globals__
+    return [entry for entry in list(entries.values()) if _is_near(entry.table.kernel, own, target)]
+
+
+def _is_near(kernel: str, own: Mapping[str, Any], target: Any) -> bool:
+    where, _, attribute = kernel.rpartition(":")
+    paths = [Path(where), Path(own.get("__file__") or "")]
+    with contextlib.suppress(AttributeError, LookupError, TypeError, PinError):
+        names = [path.parts[-2:] if path.name == "__init__.py" else path.name for path in paths]
+        is_alike = where.endswith(".py") and names[0] == names[1]
+        return is_alike and target_of(resolved(SimpleNamespace(**own), attribute)) is target
+    return False
+
+
+def absence_of(table: Table) -> str:
+    """Return the reason why no launch can ever be of a table; empty if one may still come."""
+    where, _, attribute = table.kernel.rpartition(":")
+    if "<locals>" in attribute:
+        return ""
+    module = loaded_module(where)
+    if module is None:
+        is_there = Path(where).is_file() if where.endswith(".py") else Finder(where.partition(".")[0]).find(where)
+        return "" if is_there else f"there is no {where} any more"
+    try:
+        resolved(module, attribute)
+    except (AttributeError, LookupError, TypeError):
+        return "" if _is_importing(module) else f"{where} has no {attribute} any more"
+    return ""
+
+
+def _is_importing(module: Any) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def named(table: Table, function: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import weakref
@@ -9,11 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..tuners import chain, function_name, is_kernel
+from .compare import current_code
+from .compiled import watch_compiler
 from .installed import Pinned, TunedConfigs, own_configs
 from .reach import derived, existing_kernels, own_class, release, triton_kinds
-from .registry import Entry, entries, lock, logger, pins, unpinned
+from .registry import Entry, entries, lock, logger, pins, unpinned, waiting
 from .tables import Table
-from .targets import entry_of, kernel_named, target_of
+from .targets import absence_of, entries_near, entry_of, kernel_named, target_of
 
 tuners: weakref.WeakSet[Any] = weakref.WeakSet()
 """Autotuners whose run-time tuning is noted."""
@@ -58,7 +61,7 @@ def _decided(kernel: Any) -> Pinned | None:
     """Pin or release a kernel at its first launch. What it wraps is launched by it, and not pinned on its own."""
     with lock:
         if id(kernel) not in pins and _is_armed(kernel):  # else another thread was first
-            entry, reason = entry_of(kernel)
+            entry, reason = _found(kernel)
             install_all([Pinned(kernel, entry.table, entry.mode)] if entry else [])
             if id(kernel) not in pins:
                 for item in filter(is_kernel, chain(kernel)):
@@ -67,12 +70,38 @@ def _decided(kernel: Any) -> Pinned | None:
                     kernel.cache = own_configs(kernel)
                 if reason or (hasattr(kernel, "configs") and entries and not entry):
                     note(kernel, reason or "no table names it")
+            atexit.unregister(_warn_of_absent)  # else it would be called as often
+            atexit.register(_warn_of_absent)
         return pins.get(id(kernel))
+
+
+def _found(kernel: Any) -> tuple[Entry | None, str]:
+    """Return the table for a kernel, or None and the reason. Of another file it needs to have the same code."""
+    entry, reason = entry_of(kernel)
+    for near in [] if entry or reason else entries_near(kernel):
+        if current_code(kernel, near.table) in {*near.table.codes.values()} - {""}:
+            return near, ""
+        reason = f"its code is not that of {near.table.kernel}, which has a table"
+        logger.warning("%s is not pinned: %s", function_name(kernel), reason)
+    return entry, reason
 
 
 def note(kernel: Any, reason: str) -> None:
     """Note why a kernel is not pinned."""
     unpinned[function_name(kernel), reason] = None
+
+
+def absent() -> list[tuple[str, str]]:
+    """Return the kernels that are not where their tables name them, with the reason."""
+    return [(table.kernel, reason) for table in waiting() if (reason := absence_of(table))]
+
+
+def _warn_of_absent() -> None:
+    """Say that tables pin nothing, at the end of a process that launched kernels."""
+    if names := absent():
+        more = f", nor are those of {len(names) - 1} more tables" if len(names) > 1 else ""
+        text = "%s is not pinned, as %s%s: export its table again, under its new name"
+        logger.warning(text, *names[0], more)
 
 
 def pin_all(tables: list[Table], mode: str, *, may_lack_modules: bool = False) -> None:
@@ -95,6 +124,7 @@ def watch() -> None:
     for kind in triton_kinds():
         if not hasattr(kind.__init__, "fp8tune_watches"):
             kind.__init__ = _watched(kind.__init__)
+    watch_compiler(_decided)
 
 
 def _watched(initialize: Callable[..., None]) -> Callable[..., None]:
