@@ -63,7 +63,7 @@ def select_rows(
     picked = _with_stale(store, picked, here)
     if allow_quick:
         selection = select(picked, compiled, arch, tables)
-        return replace(selection, notices=(*lines, *selection.notices))
+        return replace(selection, notices=(*lines, *alone_notices(picked), *selection.notices))
     quick = [study for study in picked if _is_unconfirmed(study)]
 
     new = [study for study in quick if tables.config(study.problem.kernel, study.device, study.lookup_key) is None]
@@ -77,7 +77,8 @@ def select_rows(
 
     entries = tuple(entry for entry in selection.table.entries if is_kept(entry))
     left_out = len(new) + len(selection.table.entries) - len(entries)
-    notices = (*lines, *([left_out_notice(left_out, quick)] if left_out else []), *selection.notices)
+    lines += [*alone_notices(picked), *([left_out_notice(left_out, quick)] if left_out else [])]
+    notices = (*lines, *selection.notices)
     return replace(selection, table=replace(selection.table, entries=entries), notices=notices)
 
 
@@ -143,6 +144,14 @@ def left_out_notice(count: int, studies: Iterable[Study]) -> str:
     return f"{count} {' and '.join(verdicts)} picks left out: confirm them with fp8tune sweep, or add --allow-quick"
 
 
+def alone_notices(studies: Iterable[Study]) -> Iterator[str]:
+    """Yield a line about exported picks that no other config was compared with."""
+    alone = [study for study in studies if study.choice.verdict is Verdict.ALONE]
+    for kernel, group in group_by(alone, lambda study: study.problem.kernel).items():
+        sizes = "1 size has" if len(group) == 1 else f"{len(group)} sizes have"
+        yield f"{kernel}: {sizes} one config that was timed, and nothing to compare it with"
+
+
 def own_kernels(reader: Reader, arch: str) -> list[str]:
     """Return the kernels that the user has rows of an arch of; none where only the shipped results are read."""
     own, base = reader.own if isinstance(reader, Layers) else reader, location.base()
@@ -196,6 +205,7 @@ def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_qu
                 f"nothing to export of {kernel} for {place}: no pick is proven, open or published; sweep without "
                 "--quick, or add --allow-quick"
             )
+    notices += alone_notices(usable)
     launches = {problem: recorded_launch(text) for problem, text in store.recorded_launches(kernel).items()}
     newest = max(usable, key=lambda study: study.newest)
     recorded = launches[newest.problem][0] if newest.problem in launches else None

@@ -40,9 +40,11 @@ class Status(StrEnum):
     """Outcome of a trial. Everything but ``ok`` carries a reason."""
 
     OK = "ok"
-    """Right by the kernel's check, and timed where the kind has times."""
+    """Right by the kernel's check, and timed where the kind has times. Simulated or only compiled, nothing is checked.
+    """
     WRONG = "wrong"
-    """Wrong outputs, on the problem or on an edge, or bytes written where none may be."""
+    """Wrong outputs, on the problem or on an edge, or bytes written where none may be. Without a reference, outputs
+    other than the first config's."""
     COMPILE_ERROR = "compile_error"
     """The compiler refused it."""
     OUT_OF_RESOURCES = "out_of_resources"
@@ -57,6 +59,13 @@ class Status(StrEnum):
     """Right by the kernel's check, but its inputs are nothing that a GPU may be timed on."""
     PRUNED = "pruned"
     """Not tried, for the hardware reason that its kernel declares."""
+
+
+AGREES = "agrees with the first config, which leaves"
+"""Begins the reason of an ``ok`` outcome where no reference says what the elements are that nothing writes."""
+
+TO_FIRST = "to the first config"
+"""Ends the check of a kernel whose configs are compared with the first of them, because it has no reference."""
 
 
 def shortfall(status: Status) -> str:
@@ -322,6 +331,11 @@ class Pick:
     """The check by which its outputs were right."""
     newest: float
     """When the last of its rows was stored, seconds since the epoch."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """True if today's config is the pick, and others were compared with it."""
+        return self.runner_up is not None and self.today is not None and self.today == self.config
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fp8tune.replay.problems import in_words
 from fp8tune.revisions import source
 from fp8tune.stats.rank import TIMED_KINDS, answering, competing
 from fp8tune.stats.same_code import Programs
-from fp8tune.stats.study import Study, Today, process_us
+from fp8tune.stats.study import Study, Today, Verdict, process_us
 from fp8tune.store.layers import Reader
 from fp8tune.tables.current import (
     NO_TABLES,
@@ -107,7 +107,7 @@ def pick_of(study: Study) -> Pick:
     today = study.rival(study.today.config) if study.today else None
     default = study.rival(study.default) if study.version else None
     is_bounded = rival is not None and rival.config == decision.runner_up
-    return Pick(
+    result = Pick(
         problem=study.problem,
         config=pick.config,
         device=study.device,
@@ -141,6 +141,14 @@ def pick_of(study: Study) -> Pick:
         checked_by=pick.check,
         newest=study.newest,
     )
+    return without_rival(result)
+
+
+def without_rival(pick: Pick) -> Pick:
+    """Return a pick without a verdict or speedups if no other config was timed."""
+    if pick.runner_up is not None or pick.kind is Kind.PUBLISHED:
+        return pick
+    return replace(pick, verdict=str(Verdict.ALONE), speedup_ratio=None, default_ratio=None)
 
 
 def finalists_of(study: Study) -> Iterator[Finalist]:

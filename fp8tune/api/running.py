@@ -20,6 +20,7 @@ from fp8tune.measure.backends import backend_for
 from fp8tune.options import CompareOptions, RecheckOptions, SweepOptions
 from fp8tune.output import compare as documents
 from fp8tune.output import recheck as recheck_documents
+from fp8tune.output.checks import UNCHECKED
 from fp8tune.output.progress import Display, SweepProgress
 from fp8tune.output.show import ListedPick
 from fp8tune.output.text import counted
@@ -48,8 +49,8 @@ class SweepResult:
     """Database that holds its results."""
     picks: DataFrame
     """Best config of each of its sizes, with the columns of :meth:`Results.picks`; empty if nothing was timed."""
-    is_right: bool
-    """True if every size has a right config: the command's exit code 0."""
+    is_right: bool | None
+    """True if every size has a right config: the command's exit code 0; None if no output was checked."""
     left_out: int
     """Blocks that the budget left out."""
     notices: tuple[str, ...]
@@ -112,7 +113,7 @@ def sweep(
     return SweepResult(
         db=path,
         picks=frames.table(ListedPick, map(ListedPick.from_pick, picks.decided(studies))),
-        is_right=all(tally.has_right for tally in tallies),
+        is_right=None if plan.backend.kind in UNCHECKED else all(tally.has_right for tally in tallies),
         left_out=finished.left_out,
         notices=tuple(plan.notices),
     )

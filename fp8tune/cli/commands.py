@@ -108,6 +108,7 @@ COMMANDS = {
         """
         proven     confirmed in fresh processes: no rival is over 1.5 % faster
         open       confirmed, but noise may hide a rival that is over 1.5 % faster
+        alone      one config was timed: nothing to compare
         quick      coarse pass in one process, not confirmed
         stale      measured with other code, Triton or driver than this GPU runs now
         published  reported by others, not measured here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fp8tune import names
@@ -15,7 +16,7 @@ from fp8tune.options import ShowOptions
 from fp8tune.output import checks, record
 from fp8tune.output import show as screens
 from fp8tune.output.tables import notice, print_document
-from fp8tune.records import Pick, Subject
+from fp8tune.records import TO_FIRST, Pick, Subject
 from fp8tune.replay import recording
 from fp8tune.stats.study import Verdict
 from fp8tune.store.layers import Reader
@@ -72,8 +73,18 @@ def _has_shown_picks(
         gpus.update(place.gpu for place in wrong)
         gpu = here.name if here and here.name in gpus else gpus.most_common(1)[0][0]
         document = screens.make_pick_list(rows, wrong, gpu, options.sort, options.top)
-        print_document(document, [document.screen()], options.format, wide=options.wide)
+        print_document(document, [document.screen(_agreement_lines(store, chosen))], options.format, wide=options.wide)
     return True
+
+
+def _agreement_lines(store: Reader, chosen: Sequence[Pick]) -> list[str]:
+    """Return what is known of picks without a reference."""
+    subjects = [
+        Subject(pick.version, pick.device, pick.kind, pick.problem)
+        for pick in chosen
+        if pick.version is not None and pick.checked_by.endswith(TO_FIRST)
+    ]
+    return [*checks.agreement_lines(map(store.tally, subjects))]
 
 
 def _show_detail(options: ShowOptions, pick: Pick, row: screens.ListedPick, store: Reader) -> None:
@@ -83,7 +94,8 @@ def _show_detail(options: ShowOptions, pick: Pick, row: screens.ListedPick, stor
     study = next(study for study in studies if study.device.name == pick.device.name)
     subject = Subject(study.version, study.device, study.kind, study.problem) if study.version else None
     document = screens.make_detail(row, Explanation(study, store.tried(subject, stage=None) if subject else {}))
-    print_document(document, [document.screen(options.top)], options.format, wide=options.wide)
+    screen = document.screen(options.top, _agreement_lines(store, [pick]))
+    print_document(document, [screen], options.format, wide=options.wide)
 
 
 def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] | None, store: Reader, db: str) -> None:
@@ -91,10 +103,11 @@ def _show_checks(options: ShowOptions, filters: Filters, kernels: Sequence[str] 
     subjects = subjects_of(store.pools(kernels[0] if kernels else None))
     filters.check([subject.problem for subject in subjects], [subject.device for subject in subjects])
     tallies = map(store.tally, filter(filters.has, subjects))
-    tried = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)]
-    document = checks.make_check_list(tried[: options.top])
+    tried = [tally for tally in tallies if tally.failures or (tally.outcomes and not options.failed)][: options.top]
+    document = checks.make_check_list(tried)
     if not tried and options.format != "json":
         notice(f"no failed configs in {db}" if options.failed else f"no results of this in {db}: run fp8tune sweep")
     else:
-        screen = checks.failed_configs if options.failed else checks.checked_kernels
-        print_document(document, map(screen, [document]), options.format, wide=options.wide)
+        screen = (checks.failed_configs if options.failed else checks.checked_kernels)(document)
+        screen = replace(screen, below=[*screen.below, *checks.agreement_lines(tried)])
+        print_document(document, [screen], options.format, wide=options.wide)

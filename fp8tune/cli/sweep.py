@@ -19,6 +19,7 @@ from fp8tune.output.tables import notice, print_lines
 from fp8tune.output.text import command, counted
 from fp8tune.records import Status
 from fp8tune.stats.means import group_by
+from fp8tune.stats.study import Verdict
 from fp8tune.store import database, location
 from fp8tune.store.results import Store, Tally
 from fp8tune.studies import constrained
@@ -57,12 +58,14 @@ def sweep(options: SweepOptions) -> int:
     rows = [show.ListedPick.from_pick(pick) for pick in picks.decided(studies)]
     if as_json:
         decided = [screens.SizeDecided(pick=row) for row in rows]
-        for document in (*decided, screens.SweepFinished.from_event(finished, rows, statuses), *choices):
+        end = screens.SweepFinished.from_event(finished, rows, statuses, plan.backend.kind)
+        for document in (*decided, end, *choices):
             print_json_line(document)
-        notice(*checks.failure_lines(tallies), *lines)
+        notice(*checks.agreement_lines(tallies), *checks.failure_lines(tallies), *lines)
     else:
         _print_result(plan, rows, tallies, database.label(db))
-        print_lines([checks.counts_line(statuses, plan.backend.kind, finished.seconds)])
+        print_lines([checks.counts_line(tallies, plan.backend.kind, finished.seconds)])
+        print_lines(checks.agreement_lines(tallies))
         notice(*_notices(plan, finished, tallies, is_stored=not progress.stored))
         print_lines(screens.next_lines(rows, sum(study.choice.needs_more for study in studies), plan))
         notice(*lines)
@@ -75,9 +78,10 @@ def _print_result(plan: Plan, rows: Sequence[show.ListedPick], tallies: Sequence
     """Print the picks, the largest gains first, or what was only checked or compiled."""
     wrong = [show.Place.from_records(tally.subject) for tally in tallies if not tally.has_right]
     if rows and len(screens.kernels_of(plan)) == 1:
-        in_use = sum(row.in_use for row in rows)
+        in_use, alone = sum(row.in_use for row in rows), sum(row.verdict == Verdict.ALONE for row in rows)
         largest = show.make_pick_list(rows, wrong, rows[0].gpu, "speedup", screens.ROWS)
-        largest.screen(f": {len(rows) - in_use} changed, {in_use} in use").print()
+        rest = f", {alone} with one config" if alone else ""
+        largest.screen(note=f": {len(rows) - in_use - alone} changed, {in_use} in use{rest}").print()
         if (more := len(rows) - screens.ROWS) > 0:
             print_lines([f"({counted(more, 'more size')}: {command('show', rows[0].kernel, db=plan.options.db)})"])
     elif rows:
@@ -88,7 +92,7 @@ def _print_result(plan: Plan, rows: Sequence[show.ListedPick], tallies: Sequence
 
 def _notices(plan: Plan, finished: events.Finished, tallies: Sequence[Tally], *, is_stored: bool) -> Iterator[str]:
     """Yield what may surprise about the result. ``is_stored``: nothing was measured anew."""
-    if ungated := sum(outcome.reason == UNGATED for tally in tallies for outcome in tally.outcomes.values()):
+    if ungated := sum(UNGATED in outcome.reason for tally in tallies for outcome in tally.outcomes.values()):
         yield f"{ungated} configs include the host's time: their launches wait for the GPU"
     if finished.left_out:
         yield f"the budget left out {finished.left_out:,} blocks: run the same command to resume"
@@ -96,7 +100,9 @@ def _notices(plan: Plan, finished: events.Finished, tallies: Sequence[Tally], *,
         yield screens.search_line(finished.seen, finished.grid)
     elif is_stored:
         yield "all results of this sweep were in the database: --again measures them anew"
-    if wrong := sum(tally.counts[Status.WRONG] for tally in tallies):
-        step = command("show", screens.kernels_of(plan)[0], "--failed", db=plan.options.db)
-        yield f"{counted(wrong, 'config')} gave a wrong output: {step}"
+    states, step = checks.states(tallies), command("show", screens.kernels_of(plan)[0], "--failed", db=plan.options.db)
+    if states["wrong"]:
+        yield f"{counted(states['wrong'], 'config')} gave a wrong output: {step}"
+    if states["disagree"]:
+        yield f"{counted(states['disagree'], 'config')} gave another output than the first: {step}"
     yield from checks.failure_lines(tallies)

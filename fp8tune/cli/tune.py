@@ -109,7 +109,7 @@ def _failed(run: runs.Run, consequence: str) -> int:
 def _print_checks(options: TuneOptions, tallies: Sequence[Tally]) -> None:
     """Print the kernels that were checked, with the command that shows wrong outputs."""
     checks.checked_kernels(checks.make_check_list(tallies)).print()
-    notice(*checks.failure_lines(tallies))
+    notice(*checks.agreement_lines(tallies), *checks.failure_lines(tallies))
     for kernel, group in group_by(tallies, lambda tally: tally.subject.problem.kernel).items():
         if wrong := sum(tally.counts[Status.WRONG] for tally in group):
             step = command("show", kernel, "--failed", db=options.db)

@@ -178,7 +178,8 @@ class Session:
             for side, tree in enumerate(self.trees):
                 with contextlib.closing(self.backend.worker(tree)) as worker:
                     for row in rows:
-                        outcomes[side].append(worker.check(row.arms[side]))
+                        outcome = worker.check(row.arms[side])
+                        outcomes[side].append(replace(outcome, reason="") if outcome.status is Status.OK else outcome)
                         self.report("checking outputs", sum(map(len, outcomes)), 2 * len(rows))
             for row, before, after in zip(rows, *outcomes, strict=True):
                 self.judge(row, before, after)

@@ -273,13 +273,13 @@ def backend_for(arch: str | None, timer: str | None) -> tuple[Backend, tuple[str
     if timer is not None and timer.startswith("simulated"):
         if arch not in (None, "simulated"):
             raise UsageError(f"--timer {timer} has an arch of its own: leave out --arch {arch}")
-        return SimulatedBackend(timer), ("simulated clock: no kernel runs, times are drawn from a seeded model",)
+        return SimulatedBackend(timer), ("simulated clock: no output is checked, times are drawn from a seeded model",)
     if timer not in (None, "do_bench"):
         raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
     if arch is not None:
         if arch not in ARCHES:
             raise unknown("arch", arch, ARCHES)
-        return compiler(arch), (f"configs are compiled for {arch}; nothing is run or timed",)
+        return compiler(arch), (f"configs are compiled for {arch}; nothing is run, checked or timed",)
     here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe()
     if here is None:
         if timer is not None:

@@ -25,7 +25,8 @@ from fp8tune.measure import edges, guards
 from fp8tune.measure.comparing import Rule, bits, fill_large
 from fp8tune.measure.guards import InputWatch, fingerprint, is_tensor
 from fp8tune.measure.timing import Prepared, capture
-from fp8tune.records import NamedInts, Problem
+from fp8tune.records import AGREES, NamedInts, Problem
+from fp8tune.replay.case import Case
 from fp8tune.replay.lazy import torch
 from fp8tune.stats.means import group_by
 from fp8tune_kernels.spec import Edge, KernelSpec
@@ -95,6 +96,15 @@ class Tensors:
             if is_constant(value):
                 return f"input {index} has one value throughout: a GPU runs faster on such data"
         return None
+
+    @cached_property
+    def remark(self) -> str:
+        """Say how much the first config leaves unwritten, where others are compared with it; empty if it writes all."""
+        case = self.inputs[-1] if self.inputs else None
+        if not isinstance(case, Case) or not case.untouched:
+            return ""
+        unwritten = sum(int(mask.sum()) for mask in case.untouched.values())
+        return f"{AGREES} {unwritten:,} of {sum(output.numel() for output in self.outputs):,} elements unwritten"
 
     @property
     def in_a_row_bytes(self) -> int:

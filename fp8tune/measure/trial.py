@@ -147,7 +147,7 @@ def block(arm: Arm, torch_device: str) -> Outcome:
 
 
 @guarded
-def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool = True) -> Outcome | None:
+def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool = True) -> Outcome:
     """Check the bytes of a config (once a process) and time it. Every failure is an Outcome.
 
     In round 0 a config that is too slow to be the pick gets no whole block. After a block, guard bytes, inputs and the
@@ -156,7 +156,15 @@ def checked_block(arm: KernelArm, torch_device: str, round: int, *, times: bool 
     process, to find a race: on each size, or on one if the arm says so. Raises Poisoned with a ``crashed`` outcome if
     the process must not be used again.
     """
-    config, tensors = arm.config, tensor_cache.tensors(arm.reference, arm.problem, torch_device)
+    tensors = tensor_cache.tensors(arm.reference, arm.problem, torch_device)
+    outcome = _checked_block(arm, tensors, torch_device, round, times=times) or Outcome(Status.OK)
+    if outcome.status is not Status.OK:
+        return outcome
+    return replace(outcome, reason="; ".join(filter(None, (tensors.remark, outcome.reason))))
+
+
+def _checked_block(arm: KernelArm, tensors: Tensors, torch_device: str, round: int, *, times: bool) -> Outcome | None:
+    config = arm.config
     if config not in tensors.passed:
         if failed := _check(arm.reference, tensors, config, torch_device):
             return failed

@@ -36,6 +36,10 @@ Sort = Literal["size", "speedup", "time", "peak"]
 
 COARSE_LISTED = 6  # configs that the detail view lists at least
 
+UNCHECKED = "simulated: no output was checked"
+
+NO_RIVAL = "one config: nothing to compare"
+
 USUAL = ("", "none", "contiguous", "unstated", "bfloat16")
 """Attributes that a screen need not name."""
 
@@ -54,9 +58,11 @@ class ListedPick(Place):
     """The best config of one size on one GPU."""
 
     kind: str = value("How it was timed: measured, published or simulated.")
-    speedup: float | None = value("Time of today's config over the pick's; null if not timed.", "x", "speedup_ratio")
-    in_use: bool = value("True if today's config is the pick.")
-    over_default: float | None = value("Time of the declared default over time of the pick.", "x", "default_ratio")
+    speedup: float | None = value("Time of today's config over the pick's; null if not compared.", "x", "speedup_ratio")
+    in_use: bool = value("True if today's config is the pick, and others were compared with it.")
+    over_default: float | None = value(
+        "Time of the declared default over the pick's; null if not compared.", "x", "default_ratio"
+    )
     today: dict[str, int] | None = value("Config that a launch uses without the pick; null for published times.")
     today_from: str = value(
         "Source of today's config: own or shipped table, recording, program or default.", "", "today_origin"
@@ -68,6 +74,7 @@ class ListedPick(Place):
     bound: str = value("What the peak is of: memory or compute; empty if it is not known.")
     gb_per_s: float | None = value("Bytes that the kernel must move over the time of the pick.", "GB/s")
     verdict: Verdict = value("How far the pick can be trusted; show --help has the words.")
+    check: str = value("By what its outputs are right, such as exact; empty if none was compared.")
     next_best: float | None = value("Slowdown of the fastest other config; below 0 if it is faster.", "share")
     noise: float | None = value("Change of the default when it is timed again.", "share", "noise_floor_share")
     processes: int = value("Fresh processes that confirmed the pick; 0 after a coarse pass only.")
@@ -79,7 +86,8 @@ class ListedPick(Place):
         """Return a stored pick as a document."""
         return cls.from_records(
             pick,
-            in_use=pick.today is not None and pick.today == pick.config,
+            in_use=pick.is_in_use,
+            check=pick.checked_by if pick.kind is records.Kind.MEASURED else "",
             gb_per_s=pick.bytes_moved / pick.time_us / 1e3 if pick.bytes_moved else None,
             verdict=Verdict.STALE if is_stale else pick.verdict,
             next_best=change(pick.runner_up_ratio),
@@ -95,6 +103,7 @@ class Summary(Document):
     sizes: int = value("Sizes that match, those without a right config included.")
     speedup: float | None = value("Geometric mean of the speedups over today's configs.", "x")
     in_use: bool = value("True if every pick with a speedup is in use.")
+    checked: bool = value("False if a pick is simulated: then no output was compared.")
     over_default: float | None = value("Geometric mean of the speedups over the default.", "x")
 
     @classmethod
@@ -108,6 +117,7 @@ class Summary(Document):
             sizes=len(group) + len(failed),
             speedup=mean(pick.speedup for pick in group),
             in_use=bool(compared) and all(compared),
+            checked=all(pick.kind != records.Kind.SIMULATED for pick in group),
             over_default=mean(pick.over_default for pick in group),
             **values,
         )
@@ -146,7 +156,7 @@ class Overview(Document, printed_by="show"):
             number("% peak", lambda row: percent(row.peak_share), loses="all"),
             Column("verdicts", lambda row: counts(row.verdicts), loses="end"),
         ]
-        return Screen([title], columns, [next_line], rows)
+        return Screen([title], columns, [next_line, "" if all(row.checked for row in rows) else UNCHECKED], rows)
 
 
 class PickList(Summary, printed_by="show KERNEL"):
@@ -157,15 +167,15 @@ class PickList(Summary, printed_by="show KERNEL"):
     wrong: list[Size] = value("Sizes without a right config.")
     elsewhere: dict[str, int] = value("Number of picks by GPU that are not listed.")
 
-    def screen(self, note: str = "") -> Screen:
-        """Return the screen: one row per size. ``note`` ends the line about today's configs."""
+    def screen(self, lines: Sequence[str] = (), note: str = "") -> Screen:
+        """Return the screen: one row per size, and lines below it. ``note`` ends the line about today's configs."""
         over_default = number("speedup", lambda row: ratio(row.over_default)) if self.in_use else None
         table, shared = pick_table(self.picks, over_default)
         is_whole = len(self.picks) + len(self.wrong) == self.sizes
         sizes = counted(self.sizes, "size") if is_whole else f"{len(self.picks)} of {counted(self.sizes, 'size')}"
         title = f"{self.kernel} on {self.gpu}: {sizes}{f' with {shared}' if shared else ''}"
         title += ", all in use" if self.in_use else ""
-        gain = ""
+        gain = NO_RIVAL if {row.verdict for row in self.picks} == {Verdict.ALONE} else ""
         if self.in_use and self.over_default:
             gain = f"speedup over the default: {ratio(self.over_default)} (geometric mean)"
         elif self.speedup:
@@ -177,6 +187,8 @@ class PickList(Summary, printed_by="show KERNEL"):
             *table.below,
             f"wrong: no config is right for {wrong} (--failed)" if wrong else "",
             f"also on {others}: --device" if others else "",
+            "" if self.checked else UNCHECKED,
+            *lines,
         ]
         return replace(table, above=[title, gain], below=below)
 
@@ -213,8 +225,8 @@ class PickDetail(Document, printed_by="show KERNEL SIZE"):
     candidates: list[Candidate] = value("All configs: the pick, confirmed ones, others by time, failed ones.")
     keep_band: float = value("Slowdown against a rival that a proven pick may have.", "share")
 
-    def screen(self, top: int | None = None) -> Screen:
-        """Return the screen: confirmed configs, some of the coarse pass, and why the pick won."""
+    def screen(self, top: int | None = None, lines: Sequence[str] = ()) -> Screen:
+        """Return the screen: confirmed configs, some of the coarse pass, why the pick won, and lines below it."""
         pick, timed = self.pick, [row for row in self.candidates if row.time_us is not None]
         rows = timed[: top or max(COARSE_LISTED, sum(row.confirmed for row in timed) + 1)]
         configs, legend = config_texts([row.config for row in rows], spelled=True)
@@ -233,7 +245,8 @@ class PickDetail(Document, printed_by="show KERNEL SIZE"):
         runs += ["timed in CUDA graphs" if pick.timing == records.GRAPH else ""]
         notes = [f"({counted(rest, 'more config')}: --top {len(timed)})" if rest else "", ", ".join(filter(None, runs))]
         failed = counts(Counter(row.status.replace("_", " ") for row in self.candidates if row.time_us is None))
-        below = [legend, "  ".join(filter(None, notes)), f"failed: {failed} (--failed)" if failed else ""]
+        below = [legend, "  ".join(filter(None, notes)), f"failed: {failed} (--failed)" if failed else "", *lines]
+        below += [UNCHECKED] if pick.kind == records.Kind.SIMULATED else []
         return Screen([title, self._gain(), f"{pick.verdict}: {self._reason()}"], columns, below, rows)
 
     def _gain(self) -> str:
@@ -241,7 +254,8 @@ class PickDetail(Document, printed_by="show KERNEL SIZE"):
         gain, times = (pick.over_default if pick.in_use else pick.speedup), f"{microseconds(pick.time_us)} us"
         times += "" if pick.peak_share is None else f", {percent(pick.peak_share)} % of peak"
         if not gain and not pick.in_use:
-            return times + ("; today's config was not timed" if pick.today is not None else "")
+            is_missing = pick.today is not None and pick.verdict != Verdict.ALONE
+            return times + ("; today's config was not timed" if is_missing else "")
         rival = "the default" if pick.in_use else f"today's config ({pick.today_from})"
         parts = [f"in use ({pick.today_from})"] if pick.in_use else []
         parts += [f"{ratio(gain)} over {rival}"] if gain else []
@@ -255,6 +269,7 @@ class PickDetail(Document, printed_by="show KERNEL SIZE"):
         return {
             Verdict.PROVEN: f"no rival is over {band} % faster{rival}",
             Verdict.OPEN: f"noise may hide a rival that is over {band} % faster{rival}",
+            Verdict.ALONE: NO_RIVAL,
             Verdict.QUICK: f"coarse pass in one process{rival}; confirm it with fp8tune sweep",
             Verdict.STALE: f"this GPU runs other code, Triton or driver now{rival}; run fp8tune sweep again",
             Verdict.PUBLISHED: f"reported by {self.pick.source}, not measured here",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fp8tune import registry
+from fp8tune.output.checks import UNCHECKED
 from fp8tune.output.documents import Document, Gpu, Size, value
 from fp8tune.output.show import ListedPick, change, pick_table
 from fp8tune.output.tables import Screen, number
@@ -76,16 +77,19 @@ class SweepFinished(Document, printed_by="sweep"):
     speedup: float | None = value("Geometric mean of the speedups over today's configs.", "x")
     sizes: int = value("Sizes that have a pick.")
     statuses: dict[str, int] = value("Number of configs by outcome.")
+    checked: bool = value("False if no output was compared: simulated, or only compiled.")
     left_out: int = value("Blocks that the budget left out.")
     complete: bool = value("False if the budget ended before the work.", source="is_whole")
     seen: int = value("Configs that a search tried.")
     grid: int = value("Configs that it chose from, without pruned ones; 0 if every config was tried.")
 
     @classmethod
-    def from_event(cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int]) -> SweepFinished:
+    def from_event(
+        cls, event: Finished, picks: Sequence[ListedPick], statuses: Mapping[Status, int], kind: Kind
+    ) -> SweepFinished:
         """Return the event as a document, with the picks and the outcomes of all configs."""
-        speedup = mean(pick.speedup for pick in picks)
-        return cls.from_records(event, speedup=speedup, sizes=len(picks), statuses=statuses)
+        values = {"speedup": mean(pick.speedup for pick in picks), "sizes": len(picks), "statuses": statuses}
+        return cls.from_records(event, **values, checked=kind not in UNCHECKED)
 
 
 def title(plan: Plan, configs: int, database: str) -> str:
@@ -129,7 +133,7 @@ def next_lines(picks: Sequence[ListedPick], unsettled: int, plan: Plan) -> Itera
     """Yield the commands that come next. More measurements could settle ``unsettled`` picks."""
     kernels, kind, device, db = kernels_of(plan), plan.backend.kind, plan.backend.device, plan.options.db
     if kind is Kind.INTERPRETER:
-        yield "next: the same command on a machine with a GPU, which times what is right"
+        yield "next: the same command on a machine with a GPU, which times configs without a fault"
     elif kind is Kind.STATIC:
         yield f"next: {command('show', *kernels[:1], '--device', device.arch, '--wide', db=db)}"
     elif kind is Kind.SIMULATED:

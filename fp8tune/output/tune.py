@@ -32,7 +32,7 @@ class TunedKernel:
     @property
     def in_use(self) -> bool:
         """True if every pick is in use."""
-        return all(pick.today is not None and pick.today == pick.config for pick in self.picks)
+        return all(pick.is_in_use for pick in self.picks)
 
     def mean_us(self, field: str) -> float | None:
         """Return the mean over all launches of ``time_us`` or ``today_us`` of their picks; None if one is unknown."""

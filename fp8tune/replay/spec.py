@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from fp8tune.errors import UsageError
-from fp8tune.records import RECORDED, NamedInts, Problem, is_recorded
+from fp8tune.records import RECORDED, TO_FIRST, NamedInts, Problem, is_recorded
 from fp8tune.replay import configs, problems, sizes
 from fp8tune.replay.launching import Launcher
 from fp8tune.replay.recording import Kernel, Launch, as_json, distinct
@@ -60,7 +60,7 @@ class RecordedSpec(KernelSpec):
     def check_text(self) -> str:
         """Return the check as rows name it. Without a reference nothing is computed in float64."""
         text = super().check_text
-        return f"{text.removesuffix(' of float64')} to the first config" if self.agrees else text
+        return f"{text.removesuffix(' of float64')} {TO_FIRST}" if self.agrees else text
 
     def bytes_of(self, problem: Problem) -> int:
         """Return the bytes that the launches of a problem move: two problems may have the same shape."""

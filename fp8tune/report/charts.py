@@ -21,11 +21,13 @@ FIGURE_WIDTH = 640  # pixels of an SVG file, for an A4 page; on the page charts 
 
 ROLES = {"pick": ORANGE, "default": BLUE, "today": GREEN, "confirmed": PINK, "coarse pass": GREY}
 
-VERDICTS = {"proven": GREEN, "open": ORANGE, "quick": GREY, "published": "#a0762a"}  # all that a database alone shows
+# all that a database alone shows
+VERDICTS = {"proven": GREEN, "open": ORANGE, "alone": BLUE, "quick": GREY, "published": "#a0762a"}
 
 MEANINGS = {
     "proven": "confirmed in fresh processes, no rival is over 1.5 % faster",
     "open": "confirmed, but noise may hide a rival that is over 1.5 % faster",
+    "alone": "one config was timed, nothing to compare",
     "quick": "coarse pass in one process, not confirmed",
     "published": "reported by others, not measured here",
 }

@@ -65,8 +65,13 @@ class Row:
 
     @property
     def is_in_use(self) -> bool:
-        """True if today's config is the pick."""
-        return self.pick.today is not None and self.pick.today == self.pick.config
+        """True if today's config is the pick, and others were compared with it."""
+        return self.pick.is_in_use
+
+    @property
+    def check(self) -> str:
+        """By what the outputs are right."""
+        return self.pick.checked_by if self.study.kind is Kind.MEASURED else "not checked"
 
     @cached_property
     def disturbance(self) -> str:

@@ -156,6 +156,7 @@ PICKS: tuple[Column[Row], ...] = (
     Column("dtype", "dtype", lambda row: row.study.problem.in_dtype),
     Column("newest", "measured", lambda row: day(row.study.newest)),
     Column("kind", "kind", lambda row: str(row.study.kind)),
+    Column("check", "outputs", lambda row: row.check),
     Column("source", "source", lambda row: row.study.pick.source),
     Column("commit", "commit", lambda row: row.commit[:12]),
 )

@@ -46,6 +46,7 @@ def _facts(row: Row) -> Iterator[tuple[str, str]]:
     if pick.ceiling_share is not None:
         yield "% of peak", f"{100 * pick.ceiling_share:.1f} %, bound by {pick.bound}"
     yield "verdict", pick.verdict
+    yield "outputs", row.check
     if row.disturbance:
         yield "disturbed", row.disturbance
     input_details = (problem.routing, problem.input_layout, problem.in_dtype, problem.fp8_dtype, problem.scale_mode)

@@ -123,11 +123,18 @@ def decide_finals(finals: Finals, current: NamedInts | None, default: NamedInts 
 def decide_study(study: Study) -> Study:
     """Return the study with its decision, from its finals or else its coarse pass. Raises ValueError without times."""
     if not study.finals or study.version is None:
-        return replace(study, decision=_reject_cached(study, _decide_coarse(study)))
+        return _without_rival(replace(study, decision=_reject_cached(study, _decide_coarse(study))))
     decision = decide_finals(study.finals, study.current, study.default, study.axes)
     control = next((result for result in study.results if result.control), None)
     noise = None if control is None else control_difference(control.finals, control.control)
-    return replace(study, decision=_reject_cached(study, decision), noise=noise)
+    return _without_rival(replace(study, decision=_reject_cached(study, decision), noise=noise))
+
+
+def _without_rival(study: Study) -> Study:
+    """Return the study, whose decision is no verdict if only its pick was timed."""
+    if study.next_best is not None or study.kind is Kind.PUBLISHED:
+        return study
+    return replace(study, decision=replace(study.choice, verdict=Verdict.ALONE))
 
 
 def _decide_coarse(study: Study) -> Decision:

@@ -30,6 +30,8 @@ class Verdict(StrEnum):
     """Confirmed in fresh processes: no rival is over 1.5 % faster."""
     OPEN = "open"
     """Confirmed, but noise may hide a rival that is over 1.5 % faster."""
+    ALONE = "alone"
+    """One config was timed: there is nothing to compare it with."""
     QUICK = "quick"
     """Coarse pass in one process, not confirmed."""
     STALE = "stale"

@@ -54,6 +54,8 @@ class Tally:
 
     subject: Subject
     outcomes: Mapping[NamedInts, Outcome]
+    check: str = ""
+    """By what outputs are right, in the newest sweep; empty if none was compared."""
 
     @property
     def counts(self) -> Counter[Status]:
@@ -183,7 +185,15 @@ class Reading(Database):
 
     def tally(self, subject: Subject) -> Tally:
         """Return the outcomes of the configs of a problem."""
-        return Tally(subject, self.tried(subject, stage=None))
+        check = self._check(subject) if subject.kind in (Kind.MEASURED, Kind.INTERPRETER) else ""
+        return Tally(subject, self.tried(subject, stage=None), check)
+
+    @reads
+    def _check(self, subject: Subject) -> str:
+        """Return the check of the newest sweep of a subject."""
+        study = _study_ids(subject).where(db.Studies.c.kind == str(subject.kind))
+        query = select(db.StudyRuns.c.check_used).join(db.Sweeps).where(db.StudyRuns.c.study_id.in_(study))
+        return str(self._connection.scalar(query.order_by(db.Sweeps.c.started_at.desc()).limit(1)) or "")
 
     def tried(
         self, subject: Subject, *, sweep: int | None = None, stage: str | None = "screen"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from fp8tune.records import ClockLimits, Facts, Outcome, Status
+from fp8tune.records import AGREES, ClockLimits, Facts, Outcome, Status
 from fp8tune.stats.means import trimmed_mean
 from fp8tune.store import schema as db
 
@@ -110,7 +110,9 @@ def outcome_of(trials: Sequence[Trial], row: Any) -> Outcome:
     deciding = [trial for trial in trials if trial.status == status]
     times_us = [trial.time_us for trial in deciding if trial.time_us is not None]
     time_us = median(times_us) if times_us and status is Status.OK else None
-    return Outcome(status, time_us, deciding[-1].reason, facts=facts)
+    # blocks that are timed without a check say nothing of what the first config leaves unwritten
+    remarks = [trial.reason for trial in deciding if trial.reason.startswith(AGREES)]
+    return Outcome(status, time_us, remarks[-1] if remarks else deciding[-1].reason, facts=facts)
 
 
 def summary(trials: Sequence[Trial], *, is_published: bool, limits: ClockLimits = ClockLimits()) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fp8tune.stats.study import Origin, Study
 from fp8tune.store.layers import Layers, Reader
 from fp8tune.store.read import subjects_of
 from fp8tune.store.results import Store
-from fp8tune.studies import finalists_of, pick_of, read_studies, with_words
+from fp8tune.studies import finalists_of, pick_of, read_studies, with_words, without_rival
 from fp8tune.studies import is_stale as is_stale
 from fp8tune.studies import known_programs as known_programs
 from fp8tune_kernels.arches import ARCHES
@@ -83,7 +83,7 @@ def _kept(store: Store) -> list[Pick]:
     """Return all picks without reading all rows; none if they are not current."""
     with contextlib.suppress(DatabaseError):  # of kept picks that are damaged: the rows may not be
         if store.has_kept_picks(decided_by()):
-            return store.kept_picks()
+            return list(map(without_rival, store.kept_picks()))  # which may be older than the verdict
     return []
 
 
