@@ -148,7 +148,8 @@ def without_rival(pick: Pick) -> Pick:
     """Return a pick without a verdict or speedups if no other config was timed."""
     if pick.runner_up is not None or pick.kind is Kind.PUBLISHED:
         return pick
-    return replace(pick, verdict=str(Verdict.ALONE), speedup_ratio=None, default_ratio=None)
+    verdict = str(Verdict.ALONE) if pick.verdict in (Verdict.PROVEN, Verdict.QUICK) else pick.verdict
+    return replace(pick, verdict=verdict, speedup_ratio=None, default_ratio=None)
 
 
 def finalists_of(study: Study) -> Iterator[Finalist]:

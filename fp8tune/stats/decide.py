@@ -132,7 +132,7 @@ def decide_study(study: Study) -> Study:
 
 def _without_rival(study: Study) -> Study:
     """Return the study, whose decision is no verdict if only its pick was timed."""
-    if study.next_best is not None or study.kind is Kind.PUBLISHED:
+    if study.next_best is not None or study.choice.verdict not in (Verdict.PROVEN, Verdict.QUICK):
         return study
     return replace(study, decision=replace(study.choice, verdict=Verdict.ALONE))
 

@@ -178,8 +178,9 @@ def test_without_a_table_today_s_config_is_the_recorded_one_else_the_default(mon
 
 def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
     rates = {"bytes_moved": 200_000_000, "ceiling_gb_per_s": 2000.0, "copy_gb_per_s": 2000.0}
-    assert only_study(evidence(100.0, **rates)).choice.verdict is Verdict.QUICK
-    cached = [evidence(80.0, **rates), evidence(200.0, config=config(64), **rates)]
+    slow = evidence(200.0, config=config(64), **rates)
+    assert only_study(evidence(100.0, **rates), slow).choice.verdict is Verdict.QUICK
+    cached = [evidence(80.0, **rates), slow]
     assert only_study(*cached).choice.verdict is Verdict.OPEN
 
 
@@ -187,7 +188,9 @@ def test_a_weak_flush_shows_as_a_rate_that_no_memory_has():
 def test_a_recorded_launch_that_may_address_a_part_of_its_tensors_is_not_from_a_cache(time_us, share):
     recorded = replace(problem(), input_layout="recorded-0123456789ab")
     rates = {"bytes_moved": 200_000_000, "ceiling_gb_per_s": 2000.0, "copy_gb_per_s": 2000.0}
-    study = only_study(evidence(time_us, of=recorded, **rates))
+    study = only_study(
+        evidence(time_us, of=recorded, **rates), evidence(300.0, config=config(64), of=recorded, **rates)
+    )
     ceiling = ceiling_of(study)
     assert study.choice.verdict is Verdict.QUICK
     assert (ceiling and ceiling.share) == share

@@ -129,15 +129,15 @@ def test_finals_are_the_default(store: Store, options: SweepOptions, tmp_path: P
 
 
 def test_a_grid_of_the_default_alone_has_nothing_to_compare_it_with(store: Store, options: SweepOptions) -> None:
-    """Its pick was certified: proven faster than all of no rivals."""
+    """Its pick was proven faster than all of no rivals."""
     default = planned(options).problems[0].version.default
     alone = replace(options, grid=tuple(f"{name}={value}" for name, value in default.items()))
     assert {row.config for row in rows(events(store, alone))} == {default}
     for study in studies(store, alone):
-        assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.PROVEN, None)
+        assert (study.pick.config, study.choice.verdict, study.next_best) == (default, Verdict.ALONE, None)
         assert (study.choice.processes, study.noise is None) == (PLAN.processes, False)
     bounds = [(pick.verdict, pick.slowdown_lower_share, pick.slowdown_upper_share) for pick in picks.read(store)]
-    assert bounds == [("proven", None, None)] * 2
+    assert bounds == [("alone", None, None)] * 2
 
 
 @on_both
