@@ -1,4 +1,4 @@
-"""Report docstrings with an odd opening, names that are pronouns or participles, and commit subjects of another form.
+"""Report odd sentences of docstrings, names that are pronouns or participles, and commit subjects of another form.
 
 ``python .ci/language.py FILE...`` exits with 1 if it reports anything; ``--count`` prints numbers per folder instead,
 ``--commits RANGE`` looks at the subjects of commits and ``--message FILE`` at that of a commit that is being written.
@@ -16,6 +16,14 @@ from pathlib import Path
 
 OPENING = re.compile(r"(What|Whether|Of|How|Where|Why|Those|As|The same|None|Whoever|Whatever|Which)\b")
 NAMES = frozenset(["asked", "each", "found", "given", "kept", "of", "one", "other", "said", "told", "wanted"])
+
+CODE = re.compile(r"``.*?``|:\w+:`.*?`|`[^`\n]*`", re.DOTALL)
+PREPOSITION = re.compile(r"\b(of|from|for|with|at|into|than|beside|by)(?=[.;)])")
+LINKS = "and|or|that|which|in|on|by|for|to|from|with|as|all|each|most|any|some|none|number|kind|one"
+TWO_OF = re.compile(
+    rf"\bof (an?|the|all|each|every|its|this|no) (?:(?!(?:{LINKS})\b)[A-Za-z'-]+ ){{1,2}}of\b(?! which)"
+)
+"""Of the phrases with two "of" those that begin with an article, which are no numbers, names or lists."""
 
 AREA = re.compile(r"[\w./-]+(, [\w./-]+)*: ")
 LONGEST_SUBJECT = 72
@@ -37,11 +45,23 @@ def subject_problems(subject: str) -> Iterator[str]:
 
 
 def subjects(arguments: list[str]) -> list[str]:
-    """Subjects of a range of commits, or of the file with a commit's message."""
+    """Subjects in a range of commits, or in the file with a commit's message."""
     if arguments[0] == "--message":
         return Path(arguments[1]).read_text(encoding="utf-8").splitlines()[:1]
     command = ["git", "log", "--no-merges", "--format=%s", arguments[1]]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def docstring_problems(text: str) -> Iterator[str]:
+    """Problems of a docstring. Indented paragraphs are tables and formulas, not prose."""
+    if opening := OPENING.match(text):
+        yield f"starts with {opening[0]!r}"
+    for paragraph in re.split(r"\n\s*\n", text):
+        if any(line.startswith("    ") for line in paragraph.splitlines()):
+            continue
+        prose = " ".join(CODE.sub("X", paragraph).split())
+        yield from (f"has a clause that ends in {match[1]!r}" for match in PREPOSITION.finditer(prose))
+        yield from (f"has two 'of' in a phrase: {match[0]!r}" for match in TWO_OF.finditer(prose))
 
 
 def findings(path: Path) -> Iterator[tuple[int, str]]:
@@ -49,8 +69,8 @@ def findings(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
-            if text and (opening := OPENING.match(text)):
-                yield getattr(node, "lineno", 1), f"docstring starts with {opening[0]!r}"
+            for problem in docstring_problems(text or ""):
+                yield getattr(node, "lineno", 1), f"docstring {problem}"
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in NAMES:
             yield node.lineno, f"name {node.id!r}"
         elif isinstance(node, ast.arg) and node.arg in NAMES:

@@ -32,7 +32,7 @@ from fp8tune_kernels.moe.permutation import scatter, sort_rows
 
 
 class Layer(NamedTuple):
-    """Sizes of a layer of all ranks."""
+    """Sizes of a layer that all ranks share."""
 
     hidden: int
     expert: int

@@ -92,7 +92,7 @@ def _shown(command: str) -> str:
 
 
 def run(command: str, expected: int = 0) -> Printed:
-    """Return the output of a command of a block. Raises ValueError for an exit code other than ``expected``."""
+    """Return what a command in a block prints. Raises ValueError for an exit code other than ``expected``."""
     first, *filters = command.split(" | ")
     program, *arguments = shlex.split(first.removesuffix(" 2>&1"))
     if program == "cp":

@@ -23,7 +23,7 @@ SIZE = ["kernel", "gpu", "size", "attributes"]
 
 
 def add(version: str) -> None:
-    """Append the times of the picks of results.db. Raises ValueError if the file has that version."""
+    """Append the times of the picks in results.db. Raises ValueError if the file has that version."""
     earlier = pd.read_csv(TIMES)
     if version in set(earlier["version"]):
         raise ValueError(f"{TIMES} has {version}: delete its rows first")

@@ -97,7 +97,7 @@ def _version(pool: Study) -> tuple[int, ...]:
 def shipped_tables(
     store: Reader, arch: str, kernels: Collection[str] = (), *, allow_quick: bool = True, same_bits: str | None = None
 ) -> Iterator[tuple[Path, Selection]]:
-    """Yield the shipped file of each version of Triton that results were measured with, and its rows.
+    """Yield each version of Triton that has results with its shipped file and rows.
 
     The oldest version comes first. Files of others have the keys on which they differ from older ones: write each file
     before asking for the next.
@@ -153,7 +153,7 @@ def alone_notices(studies: Iterable[Study]) -> Iterator[str]:
 
 
 def own_kernels(reader: Reader, arch: str) -> list[str]:
-    """Return the kernels that the user has rows of an arch of; none where only the shipped results are read."""
+    """Return the kernels with rows of the user's for an arch; none where only the shipped results are read."""
     own, base = reader.own if isinstance(reader, Layers) else reader, location.base()
     is_shipped = base is not None and own.label == database.label(base)
     return [] if is_shipped else sorted({study.problem.kernel for study in own.pools(None, arch)})

@@ -251,7 +251,7 @@ class Row:
 
 @dataclass(frozen=True)
 class FinalsRun:
-    """The finals of one problem in one sweep, run to their end, with the numbers that the sweep went by."""
+    """The finals of one problem in one sweep, run to their end, with the sweep's limits."""
 
     sweep: str
     """The sweep's uid: the same in every copy of the database."""

@@ -196,7 +196,7 @@ def is_stale(pick: Pick | Study, here: Device | None, programs: Callable[[], Pro
 
 
 def known_programs(store: Reader, arch: str | None = None) -> Callable[[], Programs]:
-    """Return a function that reads the machine code of results once, when it is first asked for."""
+    """Return a function that reads the machine code of results once, at its first call."""
     installed_hash.cache_clear()  # files may have changed since another command of this process
     return functools.cache(lambda: Programs(store.programs(arch=arch)))
 

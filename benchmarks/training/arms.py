@@ -27,7 +27,7 @@ def casting(multiply: Product, **options: object) -> Product:
 
 
 def layer(module: Any, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    """Run the experts of a module of transformers, tokens to tokens."""
+    """Run the experts in a module of transformers, tokens to tokens."""
     return moe_layer(x, module.gate_up_proj, module.down_proj, ids, weights).to(x.dtype)
 
 

@@ -122,7 +122,7 @@ class Trainer:
         return statistics.fmean(torch.stack(losses).tolist())
 
     def digest(self) -> str:
-        """Return a hash of the bytes of all parameters."""
+        """Return a hash of all parameters' bytes."""
         sha256 = hashlib.sha256()
         for value in self.parameters.values():
             sha256.update(value.detach().cpu().numpy().tobytes())
@@ -181,7 +181,7 @@ class Trainer:
 
 
 def _imbalance(logits: Tensor, active: int) -> Tensor:
-    """Return E times the sum over experts of the share of tokens that an expert gets and its mean probability.
+    """Return E times the sum over experts of an expert's share, in tokens, times its mean probability.
 
     The least is 1, where they are equal (Fedus et al. 2021). The loss of transformers reads counts on the host, which a
     graph cannot. ``logits``: (tokens, E).

@@ -89,7 +89,7 @@ def export(
 def lookup(
     kernel: str, size: str | Mapping[str, int | str], *, arch: str | None = None, device: str | None = None
 ) -> Lookup:
-    """Return the config that a launch would use, and which row of which table it comes from.
+    """Return the config that a launch would use, and the table and row that have it.
 
     Imports torch and the kernel.
 

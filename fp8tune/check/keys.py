@@ -82,7 +82,7 @@ class KeyPlan:
 
 @dataclass(frozen=True)
 class VariationResult:
-    """Result of the pick of a size on one variation of it."""
+    """Result of a size's pick on one variation."""
 
     subject: VariedSize
     slowdown: float | None  # the pick's time over that of the best rival; None if it does not run or was not timed

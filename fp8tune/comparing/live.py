@@ -287,7 +287,7 @@ def name_of(arm: KernelArm) -> str:
 
 
 def fastest(backend: Backend, tree: Tree, candidates: Sequence[Sequence[KernelArm]]) -> list[KernelArm]:
-    """Return the fastest of each list of one problem's arms; its first arm if none can be timed.
+    """Return the fastest arm in each list for one problem; the first if none can be timed.
 
     All are checked and timed once in one process, the fastest few twice more in another: near-ties fall either way, on
     both sides alike.

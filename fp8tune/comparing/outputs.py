@@ -62,7 +62,7 @@ def check(arm: KernelArm, torch_device: str, edge: Edge) -> Outcome | None:
 
 
 def expected(reference: str, edge: Edge, torch_device: str) -> bytes:
-    """Return what the second side's outputs on an input are compared with: those of this side's reference."""
+    """Return the expected outputs of the second side on an input: those of this side's reference."""
     tensors = _tensors(reference, edge, torch_device)
     right = [output.cpu() for output in tensors.expected]
     unwritten = {index: mask.cpu() for index, mask in _unwritten(tensors).items()}

@@ -52,7 +52,7 @@ class Sides:
 
 @contextlib.contextmanager
 def checked_out(range_text: str, kernels: Sequence[str] = (), folder: Path = Path()) -> Iterator[Sides]:
-    """Check out ``A..B`` (``A...B``: from the merge base) of the repository of a folder until the context ends.
+    """Check out ``A..B`` (``A...B``: from the merge base) of a folder's repository until the context ends.
 
     Raises UsageError for a malformed range, an unknown revision, a named kernel that neither side declares and, without
     names, sides that declare none. Raises MachineError without git or a repository.

@@ -55,7 +55,7 @@ def resources(kernel: Any) -> Resources:
 
 
 def amd_resources(assembly: str, shared_bytes: int) -> Resources:
-    """Read the metadata at the end of AMDGCN assembly; it lacks the LDS, which Triton's launch asks for."""
+    """Read the metadata at the end of AMDGCN assembly; it lacks the LDS that Triton's launch requests."""
 
     def value(field: str) -> int:
         return max(map(int, re.findall(rf"\.{field}:\s*(\d+)", assembly)), default=0)

@@ -1,4 +1,4 @@
-"""Import of another fp8tune database, or of a CSV of published measurements. All or nothing."""
+"""Import of another fp8tune database, or of published measurements in a CSV. All or nothing."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def read(path: Path, notice: Notice, kernel: str = "") -> list[ForeignPick]:
 
 
 def _entries(path: Path, source: str) -> Iterator[tuple[str, Callable[[], ForeignPick]]]:
-    """Yield the size of each entry of a file, and a function that reads the entry."""
+    """Yield each size in a file, and a function that reads its entry."""
     is_cache = path.name.endswith(".autotune.json")
     if not path.is_file() or not (is_cache or "device_name=" in path.name):
         return

@@ -252,7 +252,7 @@ def _is_number(operands: Any) -> bool:
 
 
 def _planned(slowly: Any, interpreter: Any, choose: Any) -> Any:
-    """Return the quick form of a function of tensors, numbers and types; ``choose`` returns numpy's for operands."""
+    """Return the quick form of a function that takes tensors, numbers or types; ``choose`` returns numpy's."""
     plans, builder = _Plans(interpreter), interpreter.interpreter_builder
 
     def call(*operands: Any, **named: Any) -> Any:
@@ -317,7 +317,7 @@ def _casting(slowly: Any, interpreter: Any) -> Any:
 
 
 def _elementwise(functions: dict[str, Any]) -> Any:
-    """Return the quick form of a function of as many tensors or numbers as come, by the name of their type."""
+    """Return the quick form of a function by the type of the tensors or numbers, as many as come."""
 
     def choose(*operands: Any) -> Any:
         names = {operand.type.scalar.name for operand in operands if type(operand) is tl.tensor} - {"int1"}

@@ -234,7 +234,7 @@ class ProcessWorker:
 
 
 def _answer(future: Future[Outcome]) -> Outcome:
-    """Return a worker's outcome, or the one that its death stands for."""
+    """Return a worker's outcome, or that of its death."""
     try:
         return future.result()
     except (WorkerDied, RemoteError) as error:

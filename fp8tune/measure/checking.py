@@ -46,7 +46,7 @@ COPIES_BYTES = 2 << 30  # of all tensors of a graph's launches
 
 @dataclass
 class Tensors:
-    """A problem's tensors on a device, with the reference's outputs to compare with."""
+    """A problem's tensors on a device, with the outputs that its reference gives."""
 
     spec: KernelSpec
     problem: Problem

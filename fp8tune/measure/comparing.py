@@ -1,4 +1,4 @@
-"""Comparison of outputs with a reference, and values that cannot be right: for each of the three kinds of check.
+"""Comparison of outputs with a reference, and values that cannot be right: for each of three checks.
 
 Outputs may fill much of a GPU. Whatever takes more than a few bytes an element is computed in pieces.
 """

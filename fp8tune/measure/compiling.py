@@ -83,7 +83,7 @@ def compile_edges(reference: str, problem: Problem, config: NamedInts, arch: str
 
 
 def record_launches(reference: str, problem: Problem, config: NamedInts, arch: str) -> list[Launch]:
-    """Compile the kernels of a launch of ``config`` on ``problem``, in their order. Raises what the compiler raises."""
+    """Compile the kernels that ``config`` launches on ``problem``, in their order. Raises what the compiler raises."""
     inputs, outputs = _meta_tensors(reference, problem)
     with recording(arch) as launches:
         load_spec(reference).launch(config, inputs, outputs)

@@ -164,5 +164,5 @@ def fill_integers(tensor: Any, seed: int = 0, content: str = "integers", is_scal
 
 
 def in_memory(tensor: Any) -> Any:
-    """Return the elements that a tensor has memory for: one along a dim that is expanded."""
+    """Return the elements that have memory of their own: one along a dim that is expanded."""
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]

@@ -42,7 +42,7 @@ class CompileProgress:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Speed of a dense GEMM of an input dtype in flop/s; without a dtype, of a copy in GB/s read plus written."""
+    """Speed of a dense GEMM in flop/s, by input dtype; without a dtype, of a copy in GB/s read plus written."""
 
     in_dtype: str
     rate: float

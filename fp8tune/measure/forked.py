@@ -1,4 +1,4 @@
-"""Computation that Triton does in each process, done once in the server that workers fork from."""
+"""Computation that Triton does in each process, done once in the server that forks workers."""
 
 import os
 

@@ -68,20 +68,20 @@ def with_storage(tensor: Any) -> Any:
 
 
 def own_bytes(tensor: Any) -> Any:
-    """Return the memory between the guard bytes of a tensor of :func:`guarded`."""
+    """Return the memory between the guard bytes that :func:`guarded` put around a tensor."""
     guard = guard_bytes(tensor.device)
     return storage(tensor)[guard:-guard]
 
 
 def fill(tensor: Any, byte: int = FILL) -> None:
-    """Paint the guard bytes of a tensor of :func:`guarded`."""
+    """Paint the guard bytes that :func:`guarded` put around a tensor."""
     memory, guard = storage(tensor), guard_bytes(tensor.device)
     memory[:guard].fill_(byte)
     memory[-guard:].fill_(byte)
 
 
 def overwritten(tensor: Any, byte: int = FILL) -> str | None:
-    """Describe guard bytes that are not the byte that they were filled with; None if all are."""
+    """Describe guard bytes that were overwritten; None if there are none."""
     memory, size = storage(tensor), guard_bytes(tensor.device)
     for side, guard in (("after", memory[-size:]), ("before", memory[:size])):
         least, most = guard.aminmax()  # a hundred times as fast on a CPU as a comparison of each byte

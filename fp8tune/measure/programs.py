@@ -39,7 +39,7 @@ Work = tuple[Kernel, Launch, Config]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A launch whose machine code is asked for."""
+    """A launch whose machine code a caller wants."""
 
     reference: str  # what `fp8tune.replay.loading.load_spec` takes; of a kernel of fp8tune its name
     problem: Problem

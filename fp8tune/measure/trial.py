@@ -196,7 +196,7 @@ def timed(launch: Callable[[], object], too_slow_us: float | None = None) -> Out
 
 
 def failure(error: Exception) -> Outcome:
-    """Return the outcome that an exception stands for. A device error poisons the GPU context: ``crashed``.
+    """Return an exception as an outcome. A device error poisons the GPU context: ``crashed``.
 
     Raises MachineError for a failure of the machine (:mod:`fp8tune.measure.machine`), and UsageError, such as for a
     reference that raises, unchanged.

@@ -125,7 +125,7 @@ def about(document: Comparison, unlisted: int = 0) -> str:
 
 
 def unknown(document: Comparison) -> Iterator[str]:
-    """Yield what nobody looked at: times without a GPU, outputs with a simulated clock."""
+    """Yield what was not compared: times without a GPU, outputs with a simulated clock."""
     if count := sum(row.reason == verdicts.AGREED for row in document.rows):
         yield f"{counted(count, 'size')}: {verdicts.AGREED}"
     if any(row.kind == Kind.SIMULATED for row in document.rows):

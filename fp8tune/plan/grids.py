@@ -49,7 +49,7 @@ class Grid(Mapping[NamedInts, str]):
 
 
 class Product(Grid):
-    """All configs of some axes and the default. Configs and their reasons are computed when they are asked for."""
+    """All configs of some axes and the default. Configs and their reasons are computed on demand."""
 
     def __init__(self, axes: Axes, first: NamedInts, reason: Callable[[NamedInts], str]) -> None:
         self.axes, self._first, self._reason = axes, first, reason
@@ -142,7 +142,7 @@ def parse_grid(texts: Iterable[str], axes: Axes, optional: Collection[str] = ())
 
 
 def named_axes(texts: Iterable[str]) -> frozenset[str]:
-    """Return the axes that texts of ``--grid`` give values for."""
+    """Return the axes whose values ``--grid`` names."""
     return frozenset(text.partition("=")[0].strip() for text in itertools.filterfalse(CONDITION.fullmatch, texts))
 
 

@@ -148,7 +148,7 @@ def _entries(path: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any
 
 
 def _axes(entry: Any, where: str) -> dict[str, list[int]]:
-    """Return the sizes of each dim of an entry. Raises UsageError that starts with ``where``."""
+    """Return the sizes of an entry by dim. Raises UsageError that starts with ``where``."""
     if not isinstance(entry, dict):
         raise UsageError(f"{where}: must be a [[rows]] table, not {type(entry).__name__}")
     for dim in entry:

@@ -35,7 +35,7 @@ class Storage:
 
     @cached_property
     def is_flat(self) -> bool:
-        """True if the memory is one row of elements that the arguments are views of."""
+        """True if the arguments are views of one row of elements."""
         return len({(item.dtype, item.shape, item.strides, item.offset) for item in self.arguments}) > 1
 
     @property

@@ -32,7 +32,7 @@ def encoded(kernel: Kernel, config: Config) -> NamedInts:
 
 
 def _number(kernel: Kernel, name: str, value: Value) -> Any:
-    """Return the number of a value of a config; integers stay where no other values are declared for the name."""
+    """Return a config's value as a number; integers stay where no other values are declared for the name."""
     if (declared := kernel.numbered.get(name)) is not None:
         text = json.dumps(value, sort_keys=True)
         if text in declared or not kernel.pruner_configs:

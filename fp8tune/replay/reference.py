@@ -49,7 +49,7 @@ def _widened(value: Any) -> Any:
 
 
 def _by_name(result: Any, written: Sequence[str]) -> Mapping[str, Any]:
-    """Return the tensors of a reference by the argument that each is right for."""
+    """Return a reference's tensors by the argument that should hold each."""
     names = ", ".join(written)
     if not isinstance(result, Mapping):
         tensors = result if isinstance(result, tuple | list) else (result,)

@@ -34,7 +34,7 @@ def odd(launch: Launch) -> Launch | str:
 
 
 class _Resizing:
-    """New values of the numbers of a launch."""
+    """New values for the numbers of a launch."""
 
     def __init__(self, launch: Launch) -> None:
         self.names = {argument.name for argument in launch.arguments}

@@ -290,7 +290,7 @@ class _Work:
         return self._by_shape.get(NamedInts(shape), ())
 
     def listed(self, launches: Sequence[Launch]) -> Sequence[NamedInts]:
-        """Return the declared configs; of a bare kernel those that the launches were made with."""
+        """Return the declared configs; for a bare kernel those of its launches."""
         own = distinct(config for launch in launches for config in launch.configs or ())
         return [configs.encoded(self.launcher.kernel, config) for config in own] or self.grid
 

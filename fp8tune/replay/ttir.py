@@ -85,7 +85,7 @@ def usage_of(ttir: str, signature: Mapping[str, str]) -> dict[str, Use]:
 
 
 def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
-    """Yield the name of each argument of the code: constants are none, a descriptor is several."""
+    """Yield the names of the code's arguments: constants have none, a descriptor has several."""
     for name, kind in signature.items():
         if kind.startswith("tensordesc"):  # and the sizes and strides of each dimension of its block
             yield from [name] * (1 + 2 * len(kind.partition("[")[2].partition("]")[0].split(",")))
@@ -94,7 +94,7 @@ def _argument_names(signature: Mapping[str, str]) -> Iterator[str]:
 
 
 class _Flow:
-    """Values of a module, and what each is derived from. Values, regions and blocks are numbers."""
+    """Values of a module, each with its origins. Values, regions and blocks are numbers."""
 
     def __init__(self, module: Any) -> None:
         self.loaded: set[int] = set()
@@ -182,7 +182,7 @@ class _Flow:
             self._read_from |= dict.fromkeys(results, address)
 
     def sources(self, values: Iterable[int]) -> set[int]:
-        """Return the values, and all that they are derived from."""
+        """Return the values with all their origins."""
         result, waiting = set[int](), list(values)
         while waiting:
             if (value := waiting.pop()) not in result:
@@ -191,7 +191,7 @@ class _Flow:
         return result
 
     def address_sources(self) -> set[int]:
-        """Return all that addresses are derived from: integers, and pointers to where addresses are loaded from."""
+        """Return the origins of addresses: integers, and pointers to addresses in memory."""
         result = set[int]()
         for sources in (self.sources([value]) for value in self._addresses):
             if not sources & self._based:

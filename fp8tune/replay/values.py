@@ -92,7 +92,7 @@ def config_of(config: Any) -> Config:
 
 
 def triton_config(config: Config, declared: Sequence[Any]) -> Any:
-    """Return a config as Triton has it, with the ``pre_hook`` of the declared one that it comes from.
+    """Return a config as Triton has it, with the ``pre_hook`` of its declaration.
 
     Raises HookUnknownError for a config that is not declared where the hooks of those that are differ.
     """

@@ -54,14 +54,14 @@ CONFIG: Mapping[str, Any] = {
 
 
 def chart(**options: Any) -> alt.Chart:
-    """Return a chart of the rows of its part."""
+    """Return a chart of its part's rows."""
     import altair as alt
 
     return alt.Chart(alt.NamedData(ROWS), **options)
 
 
 def sized(picture: Chart, column: str, step: int) -> Chart:
-    """Make a chart as wide as its place on the page, and ``step`` pixels high for each value of a column of its table.
+    """Make a chart as wide as its place on the page, and ``step`` pixels high for each value in a column of its table.
 
     Vega-Lite's own steps do not go together with a width that fits.
     """

@@ -18,7 +18,7 @@ NUMBERS = (4, 6, 7, 8)  # columns of numbers
 
 
 def document(comparison: Any, title: str, lines: Sequence[str], sizes: Sequence[str]) -> str:
-    """Return the page of a document of ``compare``, its title and lines of text, and the text of each row's size."""
+    """Return the page for a document of ``compare``, its title and lines of text, and the text of each row's size."""
     heads = "".join(f"<th{_kind(place)}>{name}</th>" for place, name in enumerate(HEADINGS))
     rows = "\n".join(_row(row, size) for row, size in zip(comparison.rows, sizes, strict=True))
     table = f"<table><thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>" if comparison.rows else ""

@@ -119,7 +119,7 @@ def limit_note(total: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Everything that pages are made of. Published rows without a config come last."""
+    """Everything that pages show. Published rows without a config come last."""
 
     label: str
     """Name of the database."""

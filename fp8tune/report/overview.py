@@ -41,7 +41,7 @@ class _Cell:
     rows: Sequence[Row]
 
     def mean(self, name: str) -> float | None:
-        """Return the geometric mean of the known values of an attribute of picks."""
+        """Return the geometric mean of an attribute over the picks that have it."""
         known = [value for row in self.rows if (value := getattr(row.pick, name))]
         return geomean(known) if known else None
 

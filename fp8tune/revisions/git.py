@@ -30,7 +30,7 @@ def resolve(repository: Path, revision: str) -> str:
 
 
 def merge_base(repository: Path, before: str, after: str) -> str:
-    """Return the commit that two revisions forked at. Raises UsageError if they share none."""
+    """Return the commit where two revisions forked. Raises UsageError if they share none."""
     answer = _git(repository, "merge-base", resolve(repository, before), resolve(repository, after))
     if answer.returncode:
         raise errors.UsageError(f"{before!r} and {after!r} share no history: compare them with {before}..{after}")

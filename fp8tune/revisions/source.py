@@ -19,7 +19,7 @@ class NoSuchKernel(errors.UsageError):
 
 
 def source_roots(checkout: Path) -> list[Path]:
-    """Return the folders of a checkout that imports may start from."""
+    """Return the folders of a checkout where imports may start."""
     return [checkout / root for root in SOURCE_ROOTS]
 
 

@@ -42,7 +42,7 @@ class Explanation:
 
     @property
     def plan(self) -> MeasuringPlan:
-        """Bands that the verdict goes by."""
+        """Bands that decide the verdict."""
         return plan_of(self.study.finals) if self.study.finals else MeasuringPlan()
 
     @cached_property

@@ -23,7 +23,7 @@ class Programs:
         return _by(device, self._hashes.get((problem, version.source_hash), {}).get(config, {}))
 
     def is_unchanged(self, pick: Pick | Study, device: Device) -> bool:
-        """Return True if the compiler of a device makes the machine code that a pick was decided by.
+        """Return True if the compiler of a device makes the machine code that decided a pick.
 
         The pick and its runner-up must have the same code by both compilers, and so must each other config of the size
         that both are known to have compiled: the current config, the default and the rivals of a confirmation.

@@ -147,7 +147,7 @@ def _thinned(times_us: Mapping[NamedInts, float], most: int) -> dict[NamedInts, 
 
 
 def regret_at(share: float) -> tuple[float, float]:
-    """Return the study's regret for a share of the cost of a grid: its median and its 95th percentile."""
+    """Return the study's regret for a share of a grid's cost: its median and its 95th percentile."""
     shares, *quantiles = zip(*REGRET, strict=True)
     middle, high = (float(np.interp(share, shares, values)) for values in quantiles)
     return middle, high

@@ -72,7 +72,7 @@ class Framing(Reading):
 
 
 def _of_samples(blobs: Iterable[object]) -> dict[str, Any]:
-    """Return the median, the extremes and the number of the samples of each block."""
+    """Return the median, extremes and number of each block's samples."""
     import numpy
 
     parts = [blob if isinstance(blob, bytes) else b"" for blob in blobs]

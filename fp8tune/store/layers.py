@@ -54,7 +54,7 @@ class Layers:
         return pandas.concat([own, shipped], ignore_index=True)
 
     def tally(self, subject: Subject) -> Tally:
-        """Return the outcomes of the configs of a problem."""
+        """Return the outcomes of a problem's configs."""
         return self._store(subject).tally(subject)
 
     def tried(self, subject: Subject, **options: Any) -> dict[NamedInts, Outcome]:

@@ -184,7 +184,7 @@ class Reading(Database):
     # Configs of one subject
 
     def tally(self, subject: Subject) -> Tally:
-        """Return the outcomes of the configs of a problem."""
+        """Return the outcomes of a problem's configs."""
         check = self._check(subject) if subject.kind in (Kind.MEASURED, Kind.INTERPRETER) else ""
         return Tally(subject, self.tried(subject, stage=None), check)
 
@@ -204,7 +204,7 @@ class Reading(Database):
     def tried_in_rounds(
         self, subject: Subject, *, sweep: int | None = None, reference: str = "", limits: ClockLimits = ClockLimits()
     ) -> dict[int, dict[NamedInts, Outcome]]:
-        """Return the outcomes of each round of the coarse pass.
+        """Return the coarse pass's outcomes by round.
 
         Trials that another reference than today's, given by its hash, checked are left out, and times at other clock
         or power limits.
@@ -240,7 +240,7 @@ class Reading(Database):
 
     @reads
     def finals(self, subject: Subject, sweep: int) -> dict[NamedInts, list[Timed]]:
-        """Return the blocks of a sweep's finals of a problem so far, ended or not."""
+        """Return the blocks that a sweep's finals have for a problem so far, ended or not."""
         results, blocks = self._results_of(subject), dict[tuple[int, int, str], list[tuple[int, float]]]()
         for trial in read_trials(self._connection, results, sweep=sweep):
             if trial.is_block and trial.time_us is not None:
@@ -284,7 +284,7 @@ class Reading(Database):
         return bits
 
     def _results_of(self, subject: Subject) -> dict[int, tuple[NamedInts, Any]]:
-        """Return the config and the row of each result of a subject."""
+        """Return the config and the row of a subject's results."""
         of_study = db.Results.c.study_id.in_(_study_ids(subject).where(db.Studies.c.kind == str(subject.kind)))
         query = select(db.Results, db.Configs.c.text.label("config")).join(db.Configs).where(of_study)
         with reported_damage("configs"):
@@ -343,7 +343,7 @@ class Reading(Database):
 
     @reads
     def programs(self, kernel: str | None = None, arch: str | None = None) -> dict[Program, dict[Compiler, str]]:
-        """Return the hash of the machine code of each launch by each compiler that is known to have compiled it."""
+        """Return each launch's hash of machine code, by each compiler that is known to have compiled it."""
         names, programs = Names(self._connection), dict[Program, dict[Compiler, str]]()
         compilers = {id: record(Compiler, row) for id, row in by_id(self._connection, db.Compilers).items()}
         with reported_damage("programs"):

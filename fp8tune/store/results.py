@@ -81,7 +81,7 @@ class Store(Merging, Framing, Queueing):
         return picks
 
     def _evidence(self) -> str:
-        """Return a text that changes with the rows that picks are decided from."""
+        """Return a text that changes with the rows that decide picks."""
         tables = (db.Results, db.StudyRuns, db.Studies, db.Calibrations)
         sums = (select(func.count(), func.coalesce(func.sum(table.c.crc), 0)).select_from(table) for table in tables)
         return " ".join(f"{n}/{int(total):x}" for query in sums for n, total in self._connection.execute(query))

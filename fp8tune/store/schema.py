@@ -383,6 +383,6 @@ def checked_columns(table: Table) -> Mapping[str, type]:
 
 
 def row_checksum(table: Table, row: Mapping[str, Any], *more: object) -> int:
-    """Return the CRC-32 of a row of a checked table: of all columns but its id here, and of ``more``."""
+    """Return the CRC-32 of a checked table's row: of all columns but its id here, and of ``more``."""
     values = [None if row[name] is None else plain(row[name]) for name, plain in checked_columns(table).items()]
     return zlib.crc32(repr((*values, *more)).encode())

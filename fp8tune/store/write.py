@@ -96,7 +96,7 @@ class Writing(Reading):
         uid: str | None = None,
         limits: ClockLimits = ClockLimits(),
     ) -> int:
-        """Return the id of an unfinished sweep of this request, device, ``again`` and limits, or of a new one.
+        """Return the id of an unfinished sweep with this request, device, ``again`` and limits, or of a new one.
 
         ``uid`` names a sweep that is the same in every database, such as that of published rows.
         """
@@ -131,7 +131,7 @@ class Writing(Reading):
         self._update_studies([self._study(subject, sweep_id, **bands)])
 
     def record_reference(self, sweep_id: int, version: KernelVersion, reference: str) -> None:
-        """Note the hash of the reference that a sweep compares the outputs of a kernel version with."""
+        """Note the hash of the reference that checks a kernel version in a sweep."""
         self._facts_of(sweep_id, version)["reference"] = reference
 
     def record_check(self, sweep_id: int, version: KernelVersion, check: str) -> None:
@@ -176,7 +176,7 @@ class Writing(Reading):
 
     @writes
     def keep_programs(self, compiler: Compiler, hashes: Mapping[tuple[KernelVersion, Problem, NamedInts], str]) -> None:
-        """Keep the hash of the machine code of launches by a compiler, also of launches without results here."""
+        """Keep the hashes of machine code that a compiler made of launches, also of launches without results here."""
         self._store_programs((compiler, *launch, code_hash) for launch, code_hash in hashes.items())
 
     # Trials

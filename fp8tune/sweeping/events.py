@@ -20,7 +20,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RoundStarted:
-    """A round of the coarse pass of a problem size begins."""
+    """A round begins in the coarse pass of a problem size."""
 
     problem: Problem
     index: int  # number of the problem size, from 0

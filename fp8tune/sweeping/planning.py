@@ -151,7 +151,7 @@ class Plan:
         return self.device if size.in_graph else self.backend.device
 
     def subject(self, size: ProblemPlan) -> Subject:
-        """Return what the database knows a problem size of this sweep by."""
+        """Return the key of a problem size in the database."""
         return Subject(size.version, self.device_of(size), self.backend.kind, size.problem)
 
     def row(
@@ -322,7 +322,7 @@ def version_of(reference: str) -> KernelVersion:
 
 @dataclass
 class _Expansion:
-    """Builds the problem sizes of each kernel of a plan."""
+    """Builds the problem sizes of a plan's kernels."""
 
     plan: Plan
     worker: Worker

@@ -1,4 +1,4 @@
-"""A search in place of the first round of the coarse pass, where a grid does not fit the time budget.
+"""A search in place of the coarse pass's first round, where a grid does not fit the time budget.
 
 Each visit of a problem size tries batches of configs that :mod:`fp8tune.stats.search` proposes, from all times of the
 kernel in the database: those of other sizes, of other devices, and of other workers that search beside this one.

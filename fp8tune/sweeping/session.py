@@ -1,7 +1,7 @@
 """A sweep: the coarse pass of each problem size, then the confirmation of all of them.
 
-If the grids do not fit the time budget, a search (:mod:`fp8tune.sweeping.search`) takes the place of the first round of
-the coarse pass (:mod:`fp8tune.sweeping.coarse`). That only chooses the configs that are confirmed
+If the grids do not fit the time budget, a search (:mod:`fp8tune.sweeping.search`) replaces the first round in the
+coarse pass (:mod:`fp8tune.sweeping.coarse`). That only chooses the configs that are confirmed
 (:mod:`fp8tune.sweeping.confirmation`). The same command continues a sweep that was stopped. Configs that others
 published are timed with the grid, or compiled for their arch, and never believed.
 """
@@ -191,7 +191,7 @@ def published_sizes(store: Store, plan: Plan) -> list[ProblemPlan]:
 
 
 def tallies(store: Store, plan: Plan) -> list[Tally]:
-    """Return the outcomes of each problem size of a plan, in this sweep and before."""
+    """Return the outcomes of a plan's problem sizes, in this sweep and before."""
     all_tallies = [(size, store.tally(plan.subject(size))) for size in plan.problems]
     # Pruned rows come first: if a time budget left no room for others, nothing is known of the problem size.
     return [

@@ -118,7 +118,7 @@ def default_path(arch: str) -> Path:
 
 
 def _is_valid(entry: Entry) -> bool:
-    """Return True if the entry has only names and values that a lookup can ask for."""
+    """Return True if the entry has only names and values that occur in a lookup."""
     pairs = (*(entry.key or ()), *entry.config)
     are_numbers = all(NAME.fullmatch(name) and type(value) is int and 0 <= value < 2**63 for name, value in pairs)
     return (

@@ -16,7 +16,7 @@ from fp8tune.stats.study import Study
 
 @dataclass(frozen=True)
 class Pick:
-    """Picked config of one problem, with the study that it was picked from."""
+    """Picked config of one problem, with its study."""
 
     study: Study
     evidence: str  # one line with verdict, time, device and versions
@@ -24,7 +24,7 @@ class Pick:
 
     @property
     def problem(self) -> Problem:
-        """Problem that the config was picked for."""
+        """Problem of the config."""
         return self.study.problem
 
     @property

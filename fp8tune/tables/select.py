@@ -190,7 +190,7 @@ def _mean_slowdown(config: NamedInts, studies: Sequence[Study]) -> float:
 
 
 def _origins(study: Study) -> frozenset[str]:
-    """Return the device of a study, and the publications that its configs come from."""
+    """Return the device of a study, and the publications of its configs."""
     return frozenset({study.device.name, *(r.source for r in study.results if r.config is not None)} - {""})
 
 

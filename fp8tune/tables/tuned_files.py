@@ -227,6 +227,6 @@ _VLLM_LORA = re.compile(r"(.+?)_(?:SHRINK|EXPAND_(?:TRUE|FALSE)|FUSED_MOE_LORA_W
 
 
 def vllm_lora_device(stem: str) -> str:
-    """Return the device of a file of vLLM's LoRA kernels; empty for any other name."""
+    """Return the device that a file names for vLLM's LoRA kernels; empty for any other name."""
     match = _VLLM_LORA.fullmatch(stem)
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""One kernel in the recorded process: its launches by signature, and a description of the first of each."""
+"""One kernel in the recorded process: its launches by signature, and a description of each signature's first."""
 
 from __future__ import annotations
 

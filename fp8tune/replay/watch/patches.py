@@ -84,7 +84,7 @@ def _add_trace(
 
 
 def recorded_run(original: Callable[..., Any], current: process.Process) -> Any:
-    """Return ``run`` of a class of kernels, recorded."""
+    """Return a kernel class's ``run``, recorded."""
     counted, watched_by_id = window.counted(original), current.watched
 
     @functools.wraps(original)

@@ -80,7 +80,7 @@ class Window:
         atexit.register(self.finish)
 
     def counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``run`` of a class of kernels, counted. A launch within a launch does not count."""
+        """Return a kernel class's ``run``, counted. A launch within a launch does not count."""
 
         @functools.wraps(original)
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -225,7 +225,7 @@ def current() -> Window | None:
 
 
 def counted(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``run`` of a class of kernels, counted if there is a window."""
+    """Return a kernel class's ``run``, counted if there is a window."""
     window = current()
     if window is None:
         return run

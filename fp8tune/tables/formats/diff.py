@@ -175,7 +175,7 @@ class _Source:
         return sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
 
     def is_triton(self, node: ast.expr, attribute: str) -> bool:
-        """Return True if the expression is Triton's ``attribute``, under any name that the file imports it by."""
+        """Return True if the expression is Triton's ``attribute``, under any name in the file."""
         root, _, rest = (ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else "").partition(".")
         full = f"{self.imports.get(root, '')}.{rest}".rstrip(".")
         return full.startswith("triton.") and full.rpartition(".")[2] == attribute
