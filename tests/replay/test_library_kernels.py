@@ -258,7 +258,7 @@ def test_an_output_whose_size_nobody_tells_the_kernel_keeps_it(recorded: Recorde
 
 
 def test_texts_and_dtypes_of_keys_are_shown_as_such(timed: str, folder: Path) -> None:
-    shown = fp8tune("show", "--kernel", f"{MODULE}:cast", "--db", "timed.db", cwd=folder).stdout
+    shown = fp8tune("show", f"{MODULE}:cast", "--db", "timed.db", cwd=folder).stdout
     assert "TO=float16" in shown
     assert [line.split()[0] for line in shown.splitlines() if line.startswith(("none", "silu"))] == ["none", "silu"]
 

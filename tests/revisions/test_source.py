@@ -308,7 +308,7 @@ import triton
 import triton.language as tl
 
 if True:
-    CONFIGS = [triton.Config({"BLOCK": 64})]
+    CONFIGS = [triton.Config({"BLOCK": 64}, pre_hook=zero)]
     SCALE = 2.0
 
     def even(args):
@@ -318,7 +318,10 @@ if True:
     def double(x):
         return SCALE * x
 
-    @triton.autotune(configs=CONFIGS, key=["n"])
+    def zero(arguments):
+        arguments["x"].zero_()
+
+    @triton.autotune(configs=CONFIGS, key=["n"], reset_to_zero=["x"])
     @triton.heuristics({"EVEN": even})
     @triton.jit
     def _kernel(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
@@ -334,11 +337,14 @@ if True:
     ("before", "after", "is_timed"),
     [
         ('{"BLOCK": 64}', '{"BLOCK": 128}', False),
-        ("configs=CONFIGS", "configs=[]", False),
+        ("configs=CONFIGS", "configs=CONFIGS[:1]", False),
         ("        pass", "        tl.store(x, 1)", False),
         ("SCALE = 2.0", "SCALE = 3.0", True),
         ('args["n"] % 2', 'args["n"] % 4', True),
         ("double(tl.load(x))", "tl.load(x)", True),
+        ("zero_()", "fill_(1)", True),
+        ('reset_to_zero=["x"]', "reset_to_zero=[]", True),
+        ('[triton.Config({"BLOCK": 64}, pre_hook=zero)]', "make(64, pre_hook=zero) * 2", False),
     ],
 )
 def test_the_hash_of_a_kernel_without_a_spec(before: str, after: str, is_timed: bool) -> None:

@@ -212,7 +212,7 @@ def test_a_config_that_is_wrong_somewhere_is_in_no_list(package) -> None:
         ("pass", "x + 1", "other code of maker.gemm:_matmul"),
         ("(32, 64)", "(32, 64, 128)", "other configs, key or hooks of maker.gemm:_matmul"),
         ("['n']", "['n', 'm']", "other configs, key or hooks"),
-        ("key=['n'],", "key=['n'], reset_to_zero=['x'],", "other configs, key or hooks"),
+        ("key=['n'],", "key=['n'], reset_to_zero=['x'],", "other code of maker.gemm:_matmul"),
         ("import triton\n", "import triton  # comment\n\n", None),
     ],
 )

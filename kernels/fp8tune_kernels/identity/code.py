@@ -2,7 +2,8 @@
 
 The timed path is what ``launch`` and ``outputs`` of the spec reach through names and imports; not comments, docstrings,
 formatting, names of helpers and modules, the reference, the inputs, the grid and other kernels. A kernel without a spec
-is hashed with all it mentions, except ``triton.autotune``; so is a spec that is not a call with a ``launch=`` keyword.
+is hashed with all it mentions, and of ``triton.autotune`` with the hooks alone; so is a spec that is not a call with a
+``launch=`` keyword.
 The hash misses names reached through strings, ``getattr``, ``torch.ops`` or side effects of an import.
 """
 
@@ -14,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from .errors import InvalidCodeError, UnknownCodeError
 from .modules import Finder
@@ -24,6 +25,8 @@ from .walk import Module, TooLargeError, Walk
 NOT_TIMED = frozenset(
     f"fp8tune_kernels.{name}" for name in ("spec", "catalog", "tables", "runtime", "lookup", "launching")
 )
+
+HOOKS = ("pre_hook", "post_hook", "reset_to_zero", "restore_value")  # of triton.autotune and triton.Config
 
 FOLDER = "fp8tune_kernels.quantize."  # of our kernels; before November 2026 they lay beside ``spec.py``
 
@@ -99,7 +102,7 @@ class Declaration:
     walk: Walk
     module: Module
     node: ast.expr | ast.stmt
-    others: tuple[ast.stmt, ...] = ()  # statements that replace or change it
+    others: tuple[ast.AST, ...] = ()  # statements that replace or change it, and hooks of its configs
 
     @property
     def keywords(self) -> dict[str | None, ast.expr]:
@@ -118,22 +121,41 @@ def declaration(
         name = name.replace(FOLDER, "fp8tune_kernels.", 1)
     while (module := walk.module(name)) is not None and f"{name}.{attribute}" not in seen:
         seen.add(f"{name}.{attribute}")
-        statements = module.statements.get(attribute, [])
+        statements, hooks = module.statements.get(attribute, []), list[ast.AST]()
         if not keep_configs:
+            hooks = [hook for item in statements for hook in _hooks(item, module)]
             statements = [_without_autotune(item) for item in statements]
         for statement in statements:
             match statement:
                 case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-                    return Declaration(walk, module, value, tuple(item for item in statements if item != statement))
+                    others = [item for item in statements if item is not statement]
+                    return Declaration(walk, module, value, (*others, *hooks))
                 case ast.FunctionDef() | ast.ClassDef():
                     module.statements[attribute] = statements  # it is reached again by its own name
-                    return Declaration(walk, module, statement)
+                    return Declaration(walk, module, statement, tuple(hooks))
         if attribute not in module.imports:
             raise UnknownCodeError(f"module {name} assigns no {attribute}: declare it as {attribute} = KernelSpec(...)")
         if len(module.imports[attribute]) > 1:
             return Declaration(walk, module, ast.Name(attribute, ast.Load()))
         name, attribute = module.imports[attribute][0]  # a spec may be re-exported
     raise UnknownCodeError(f"there is no module {name} that assigns {attribute}: check the kernel's name")
+
+
+def _hooks(statement: ast.stmt, module: Module) -> list[ast.AST]:
+    """Return what ``triton.autotune`` runs around each launch, and in the configs that it names: it changes outputs."""
+    top = getattr(statement, "decorator_list", [getattr(statement, "value", None)])
+    calls = [call for node in top for call in (node, getattr(node, "func", None)) if _is_autotune(call)]
+    configs = [node for call in calls for node in (*call.args[:1], _keywords(call).get("configs")) if node is not None]
+    names = {inner.id for node in configs for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    lists = [item for name in sorted(names) for item in module.statements.get(name, ())]
+    inside = (inner for node in (*configs, *lists) for inner in ast.walk(node) if isinstance(inner, ast.keyword))
+    every = [*(keyword for call in calls for keyword in call.keywords if keyword.arg in HOOKS), *inside]
+    hooks = {ast.dump(item.value): item.value for item in every if item.arg in HOOKS}
+    return [hooks[text] for text in sorted(hooks)]
+
+
+def _is_autotune(node: ast.AST | None) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and not isinstance(node.func, ast.Call) and _calls(node, "autotune")
 
 
 def _without_autotune(statement: ast.stmt) -> ast.stmt:
