@@ -19,7 +19,7 @@ NAMES = frozenset(["asked", "each", "found", "given", "kept", "of", "one", "othe
 
 CODE = re.compile(r"``.*?``|:\w+:`.*?`|`[^`\n]*`", re.DOTALL)
 PREPOSITION = re.compile(r"\b(of|from|for|with|at|into|than|beside|by)(?=[.;)])")
-LINKS = "and|or|that|which|in|on|by|for|to|from|with|as|all|each|most|any|some|none|number|kind|one"
+LINKS = "and|or|that|which|in|on|by|for|to|from|with|as|all|each|most|any|some|none|number|kind|one|power"
 TWO_OF = re.compile(
     rf"\bof (an?|the|all|each|every|its|this|no) (?:(?!(?:{LINKS})\b)[A-Za-z'-]+ ){{1,2}}of\b(?! which)"
 )

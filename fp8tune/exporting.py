@@ -103,7 +103,7 @@ def shipped_tables(
     before asking for the next.
     """
     measured = {_version(pool) for pool in store.pools(arch=arch) if pool.kind is Kind.MEASURED}
-    older, said = Table(), set[str]()
+    older, printed = Table(), set[str]()
     for place, version in enumerate(sorted(measured) or [()]):
         triton = ".".join(map(str, version))
         path = shipped_path(arch, triton if place else "")
@@ -114,8 +114,8 @@ def shipped_tables(
         )
         if place:
             selection = _changed(selection, older, now, triton)
-            selection = replace(selection, notices=tuple(line for line in selection.notices if line not in said))
-        said |= {*selection.notices}
+            selection = replace(selection, notices=tuple(line for line in selection.notices if line not in printed))
+        printed |= {*selection.notices}
         if selection.table.entries or not place:
             yield path, selection
         older = overlay(stored_table(path, arch).lookups, older)
@@ -145,7 +145,7 @@ def left_out_notice(count: int, studies: Iterable[Study]) -> str:
 
 
 def alone_notices(studies: Iterable[Study]) -> Iterator[str]:
-    """Yield a line about exported picks that no other config was compared with."""
+    """Yield a line about exported picks without a config beside them."""
     alone = [study for study in studies if study.choice.verdict is Verdict.ALONE]
     for kernel, group in group_by(alone, lambda study: study.problem.kernel).items():
         sizes = "1 size has" if len(group) == 1 else f"{len(group)} sizes have"

@@ -1,4 +1,4 @@
-"""The config that a kernel would launch on a shape, and where it comes from."""
+"""The config that a kernel would launch on a shape, and its origin."""
 
 import fp8tune
 

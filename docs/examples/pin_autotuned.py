@@ -34,7 +34,7 @@ def double(x, out, n, BLOCK: tl.constexpr):
 
 
 def main() -> list[int]:
-    """The BLOCK that each size is launched with."""
+    """The BLOCK of each size's launch."""
     pin(TABLE, double)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     blocks = []

@@ -1,4 +1,4 @@
-"""Two GEMMs of a mixture of experts share a config, and the order of their rows depends on it.
+"""Both GEMMs of an expert layer share a config, and the order of their rows depends on it.
 
     cd docs/examples
     TRITON_INTERPRET=1 fp8tune record --kernel 'shared_config:*' -o layer.json -- python shared_config.py

@@ -75,8 +75,8 @@ def _agreement(device: Device, sizes: Sequence[Sequence[Study]]) -> Agreement | 
     is_proven = len(both) > 1 and estimate(differences).lower(PLAN.alpha) > math.log1p(PLAN.tie_band)
     losses = []
     for studies in sizes:
-        best, *_, other = sorted(studies, key=lambda study: [*means].index(study.device.uuid_hash))
-        rival = decided([best])[0].rival(decided([other])[0].choice.pick)
+        best, *_, last = sorted(studies, key=lambda study: [*means].index(study.device.uuid_hash))
+        rival = decided([best])[0].rival(decided([last])[0].choice.pick)
         losses += [rival.ratio - 1] if rival else []
     slowdowns = {gpu: math.expm1(mean - means[fastest]) for gpu, mean in means.items()}
     return Agreement(device, slowdowns, is_proven, tuple(spreads), tuple(losses))

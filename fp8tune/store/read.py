@@ -190,7 +190,7 @@ class Reading(Database):
 
     @reads
     def _check(self, subject: Subject) -> str:
-        """Return the check of the newest sweep of a subject."""
+        """Return the check of a subject's newest sweep."""
         study = _study_ids(subject).where(db.Studies.c.kind == str(subject.kind))
         query = select(db.StudyRuns.c.check_used).join(db.Sweeps).where(db.StudyRuns.c.study_id.in_(study))
         return str(self._connection.scalar(query.order_by(db.Sweeps.c.started_at.desc()).limit(1)) or "")

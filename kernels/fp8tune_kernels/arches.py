@@ -47,7 +47,7 @@ class Arch(DeviceLimits):
     """The 4-bit-exponent format the matrix units take; emulated on arches that have none."""
 
     def limits(self, multiprocessors: int | None = None) -> DeviceLimits:
-        """Return what :attr:`KernelSpec.invalid` asks for; ``multiprocessors`` of the running device if known."""
+        """Return the limits for :attr:`KernelSpec.invalid`; ``multiprocessors`` of the running device if known."""
         return self if multiprocessors is None else replace(self, multiprocessors=multiprocessors)
 
 

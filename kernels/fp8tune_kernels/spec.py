@@ -229,7 +229,7 @@ class Tolerance:
 
 
 def root_mean_square(tensor: Any) -> Any:
-    """Return the root mean square of the finite elements of a tensor, as a float64 tensor; 0 for none."""
+    """Return the root mean square of a tensor's finite elements, as a float64 tensor; 0 for none."""
     finite = tensor.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     return finite.square().sum().div(tensor.isfinite().sum().clamp(min=1)).sqrt()
 

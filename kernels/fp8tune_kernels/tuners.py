@@ -41,7 +41,7 @@ def tuner_of(kernel: Any) -> Any:
 
 
 def python_function(kernel: Any) -> Any:
-    """Return the Python function that a kernel was made of."""
+    """Return the Python function behind a kernel."""
     return next(item for item in chain(kernel) if hasattr(item, "__code__"))
 
 
@@ -110,7 +110,7 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def backend_options() -> frozenset[str]:
-    """Return the names of all compile options of the backends of this Triton, such as AMD's ``waves_per_eu``.
+    """Return the names of all compile options that backends of this Triton have, such as AMD's ``waves_per_eu``.
 
     A launch or a config may set them without any parameter of the kernel.
     """

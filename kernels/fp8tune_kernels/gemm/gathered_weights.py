@@ -130,7 +130,7 @@ _KEPT = {
 
 
 class ShardedWeights(Tensor):
-    """A parameter's shard with the hooks that FSDP2 looks for; the values are in ``data_of_shard``."""
+    """A parameter's shard with the hooks of FSDP2; the values are in ``data_of_shard``."""
 
     data_of_shard: Tensor
     recipe: str

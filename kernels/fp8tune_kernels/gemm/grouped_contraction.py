@@ -147,7 +147,7 @@ def grouped_contraction_kernel(
 
 
 class Sum(NamedTuple):
-    """Destination of a tile of sums, with the matrix that is added to it."""
+    """Destination of one tile's sums, with the matrix that is added to it."""
 
     added_ptr: tl.tensor  # of the group
     out_ptr: tl.tensor  # of the group

@@ -81,7 +81,7 @@ def fp8_grouped_mm(
     ``precision``: ``"fp8"``; ``"bf16"``, by torch's grouped GEMM; ``"auto"``, the one that
     :mod:`fp8tune_kernels.gemm.precision` expects to take less time for these shapes. ``"auto"`` is FP8 for weights that
     were quantized before, and for other dtypes than bfloat16.
-    ``recipe``: ``"default"`` gives every operand of every GEMM scales of its own; ``"folded"`` casts A and B_t once,
+    ``recipe``: ``"default"`` gives every operand its own scales in every GEMM; ``"folded"`` casts A and B_t once,
     and folds their scales into the casts of the gradient. The result is the same bytes, gradients are not. None is what
     ``B_t`` was quantized for, else the default. In the folded recipe gradients of the output
     below about 1e-13 lose precision and at 1e-15 vanish, by default from 1e-17: scale the loss by a power of two.

@@ -164,7 +164,7 @@ def programs(config: Mapping[str, int], device: torch.device) -> int:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """SMs or CUs; on a CPU 2, so that a program of the interpreter has several tiles. Meta tensors are compiled for."""
+    """SMs or CUs: those of the compiler's target for meta tensors; 2 on a CPU, so that programs have several tiles."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return 2
@@ -250,7 +250,7 @@ class Work(NamedTuple):
 
 
 def element_size(shape: Mapping[str, int]) -> int:
-    """Bytes of an element of the operands: of FP8, where a shape names no dtype."""
+    """Bytes of one operand's element: of FP8, where a shape names no dtype."""
     return 2 if DTYPES[shape.get(DTYPE_FLAG, DTYPES.index("float8_e4m3fn"))] == "bfloat16" else 1
 
 
@@ -266,7 +266,7 @@ def invalid(config: Mapping[str, int], work: Work, limits: DeviceLimits) -> str 
 
 
 def _unfit(config: Mapping[str, int], element_size: int, limits: DeviceLimits) -> str | None:
-    """Return what of the device a config asks too much of."""
+    """Return which limit of the device a config exceeds."""
     if element_size == 1 and limits.arch in WITHOUT_FP8:
         return f"FP8: {limits.arch} has no tensor cores for it, and Triton compiles none"
     if config["DESCRIPTORS"] and not _has_descriptors(limits.arch):

@@ -309,7 +309,7 @@ def rows_kernel(
     BLOCK_SIZE_K: gl.constexpr,
     num_stages: gl.constexpr,
 ) -> None:
-    """As ``grouped_rows_kernel``."""
+    """Product as ``grouped_rows_kernel``."""
     a = _described(a_ptr, M, K, BLOCK_SIZE_M, BLOCK_SIZE_K)
     b = _described(b_ptr, G * N, K, BLOCK_SIZE_N, BLOCK_SIZE_K)
     out = _described(out_ptr, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N)
@@ -336,7 +336,7 @@ def contraction_kernel(
     BLOCK_SIZE_K: gl.constexpr,  # of M
     num_stages: gl.constexpr,
 ) -> None:
-    """As ``grouped_contraction_kernel``, of groups whose alignment BLOCK_SIZE_K divides."""
+    """Product as ``grouped_contraction_kernel``, of groups whose alignment BLOCK_SIZE_K divides."""
     a = _described(a_ptr, N, M, BLOCK_SIZE_M, BLOCK_SIZE_K)
     b = _described(b_ptr, K, M, BLOCK_SIZE_N, BLOCK_SIZE_K)
     out = _described(out_ptr, G * N, K, BLOCK_SIZE_M, BLOCK_SIZE_N)

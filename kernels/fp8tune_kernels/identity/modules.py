@@ -83,7 +83,7 @@ class Finder:
         return self.places[name]
 
     def whole_text(self, top: str) -> str:
-        """Return the hash of all Python files of a package, which may be edited in place."""
+        """Return the hash of a package's Python files, which may be edited in place."""
         self.is_complete = False
         place = self.places[top]
         assert place is not None
@@ -106,7 +106,7 @@ class Finder:
 
 
 def stand_in(name: str, place: Place) -> str:
-    """Return name and version of the distribution of a module without source; without one, the file's own hash."""
+    """Return name and version of a sourceless module's distribution; without one, the file's own hash."""
     top = name.partition(".")[0]
     folder = Path(place.file).parents[name.count(".") + (place.folders is not None)]
     distribution = _distribution(top, str(folder))

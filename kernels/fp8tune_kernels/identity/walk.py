@@ -48,7 +48,7 @@ class Module:
         return name in self.statements or name in self.imports
 
     def add_import(self, name: str, imported: Import) -> None:
-        """Add what a name is imported from."""
+        """Add the origin of an imported name."""
         self.imports[name] = tuple(dict.fromkeys((*self.imports.get(name, ()), imported)))
 
 
@@ -176,7 +176,7 @@ class Walk:
         return " of ".join([dotted, *unknown])
 
     def _imported(self, origin: str, chain: Sequence[str], within: frozenset[Target] = frozenset()) -> str | None:
-        """Return the label of a chain of attributes of the module ``origin``: names in it, or modules below it."""
+        """Return the label for a chain of attributes in the module ``origin``: names in it, or modules below it."""
         dotted = ".".join([origin, *chain])
         if self._is_ignored(dotted):
             return "ignored"

@@ -70,7 +70,7 @@ def choose_gradient_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Write the gradient of the logits of ROWS tokens, zeros of experts that were not chosen."""
+    """Write the gradient of ROWS tokens' logits, zeros of experts that were not chosen."""
     tokens, experts = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BINS)[None, :]
     is_token = tokens < T
     mean = tl.zeros((ROWS,), tl.float32)

@@ -426,7 +426,7 @@ def _multiply_and_sum(
     padded: int,
     sums: Dtype,
 ) -> Tensor:
-    """Return :func:`_sum_local_rows` of the product of rows and weights, whose scales may be ones."""
+    """Return :func:`_sum_local_rows` of rows times weights, whose scales may be ones."""
     of_w = scales.new_ones(w.shape[0], 1, w.shape[2]) if of_w is None else of_w
     rows = passes.multiply((q, scales), (w, of_w), order[0])
     return _sum_local_rows(rows, of_rows, order[3], order[4], T, padded, sums)

@@ -9,7 +9,7 @@
     weights  (T, TOP_K), any floating-point dtype
 
 Pairs whose id is negative or past the last expert belong to experts of other devices. Their rows follow ``offs[-1]``.
-Three launches: count the experts of each block of pairs, add the counts up per expert, place the pairs.
+Three launches: count experts in each block of pairs, add the counts up per expert, place the pairs.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def check_choice(ids: torch.Tensor, weights: torch.Tensor) -> None:
 
 
 def check_ids(ids: torch.Tensor) -> None:
-    """Raise ValueError unless ids are those of the experts of tokens."""
+    """Raise ValueError unless ids name experts for each token."""
     if ids.dim() != 2 or ids.dtype not in (torch.int32, torch.int64) or not ids.is_contiguous() or not ids.shape[1]:
         layout = f"{ids.dtype} of shape {tuple(ids.shape)}, strides {ids.stride()}"
         raise ValueError(f"topk_ids must be contiguous int32 or int64 (T, top_k), got {layout}")

@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Fields of :class:`Order` that most steps read: a replay looks at each tensor that a step is called with."""
+    """Fields of :class:`Order` that most steps read: a replay looks at each tensor that a step gets."""
 
     offs: Tensor
     token_of_row: Tensor
@@ -81,7 +81,7 @@ def transposed_to_one_scale(q: Tensor, scales: Tensor) -> Quantized:
 
 
 def sum_of_rows(rows: Tensor, row_of: Tensor, bias: Maybe = None, ids: Maybe = None, weights: Maybe = None) -> Tensor:
-    """Return the sum of the rows of each token, with the bias of each of its experts."""
+    """Return each token's sum of rows, with the biases of its experts."""
     if row_of.dim() == 1:  # each row is a token
         return rows
     inputs: tuple[Any, ...] = rows, row_of, None, None, None

@@ -97,7 +97,7 @@ def moe_layer(
 
     ``precision``: ``"fp8"``, ``"bf16"``, or ``"auto"``, the one that :mod:`fp8tune_kernels.gemm.precision` expects to
     take less time for these shapes; weights that were quantized before are always multiplied in FP8.
-    ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout`` of the rows of w13: ``"halves"``, all of the gate and then
+    ``activation``: ``"swiglu"`` or ``"gpt-oss"``. ``layout`` of w13's rows: ``"halves"``, all of the gate and then
     all of up, or ``"interleaved"``. ``recompute``: ``"none"``; ``"h"``, the activation is made again from FP8 values of
     gate and up; ``"gate-up"``, so are gate and up. ``keep_weights``: hold FP8 values of the weights between the passes.
     In bfloat16 nothing but ``"gate-up"`` has an effect.

@@ -118,7 +118,7 @@ def pin_report() -> dict[str, Any]:
 
 
 def configs_of(kernel: Any) -> Any:
-    """Return the dictionary of keys that an autotuner takes its configs from; that of a bare kernel if it is pinned."""
+    """Return the dictionary from which an autotuner takes configs by key; that of a bare kernel if it is pinned."""
     return pins[id(kernel)] if id(kernel) in pins else getattr(kernel, "cache", None)
 
 

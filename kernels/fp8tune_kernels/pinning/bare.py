@@ -1,8 +1,8 @@
 """Launches of kernels without an autotuner: what of a config they take, and what they keep of their callers'.
 
 Options of a config change no result, so that any launch takes them. Constants may: a block that has to cover a row, or
-that the grid was made for. They are replaced only in a launch that equals one of those that the config was checked on,
-in its numbers, shapes, constants and programs.
+that decided the grid. They are replaced only in a launch that equals one of those that the config was checked on, in
+its numbers, shapes, constants and programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Values = dict[str, Any]
 
 
 class Choice(NamedTuple):
-    """What a launch takes from a table."""
+    """Part of a table's row that a launch takes."""
 
     options: Values
     constants: Values | None = None
@@ -95,7 +95,7 @@ def _hashable(values: Values) -> tuple[Any, ...]:
 
 
 def is_checked(launch: Mapping[str, Any], arguments: Mapping[str, Any], signature: Signature) -> bool:
-    """Return True if a launch has the arguments of one that was checked, and constants that it was launched with."""
+    """Return True if a launch has the arguments of one that was checked, and its constants."""
     own = {name: value for values in launch["constants"] for name, value in values.items()}
     described = signature.described(arguments)
     passed = {name: value for name, value in described.items() if name not in own}
@@ -140,7 +140,7 @@ class Row(NamedTuple):
                     return Choice(self.options, constants, programs)
         return Choice(self.options)
 
-    def kept(self, arguments: Mapping[str, Any]) -> list[str]:
+    def own_constants(self, arguments: Mapping[str, Any]) -> list[str]:
         """Return the constants that a launch keeps though the row has others."""
         pairs = ((name, decoded(value)) for name, value in self.arguments["kwargs"].items())
         return [name for name, value in pairs if name in arguments and arguments[name] != value]

@@ -136,6 +136,6 @@ def _check_undeclared(config: Any, target: Any, table: Table, name: str, *, is_c
     if not is_checked:
         fix = "declare it, or pin with stale='use' to use it unchecked"
         raise PinError(f"{table.source} has a config that {name} does not declare ({text:.200}): {fix}")
-    forms = [{item: type(value) for item, value in other.kwargs.items() if item in names} for other in declared]
+    forms = [{item: type(value) for item, value in config.kwargs.items() if item in names} for config in declared]
     if table.insists and {item: type(value) for item, value in config.kwargs.items() if item in names} not in forms:
         raise PinError(f"{table.source} has a config that {name} cannot have ({text:.200}): {AGAIN}")

@@ -216,16 +216,20 @@ class Pinned(TunedConfigs):
                 return None
             row: Row = rows[known]
             choice = row.choice(arguments, signature) if known == key else Choice(row.options)
-            kept = ", ".join(row.kept(arguments) if choice.constants is None else ())
-            if kept and self.table.launches and self.mode != "nearest":
-                reason = f"{self.name}: {self.table.source} has no config that was checked with its {kept} for {key}"
+            constants = ", ".join(row.own_constants(arguments) if choice.constants is None else ())
+            if constants and self.table.launches and self.mode != "nearest":
+                reason = (
+                    f"{self.name}: {self.table.source} has no config that was checked with its {constants} for {key}"
+                )
                 if self.mode == "strict":
                     raise PinError(f"{reason}: run {_tuning_command(self.table.kernel or self.name)}")
                 return None
-            if kept and not self._has_logged_kept:
+            if constants and not self._has_logged_kept:
                 self._has_logged_kept = True
                 reason = "no such launch was checked" if self.table.launches else "the table has no identity"
-                logger.warning("%s: launched with the options of %s and its own %s: %s", self.name, known, kept, reason)
+                logger.warning(
+                    "%s: launched with the options of %s and its own %s: %s", self.name, known, constants, reason
+                )
             self.keys_used[str(key)] = str(known)
             return choice
 
@@ -308,7 +312,7 @@ class Pinned(TunedConfigs):
 
 
 class PinnedByDevice(Pinned):
-    """The same in a process with GPUs of several models: each launch has the config of its device."""
+    """Pinned kernel in a process with GPUs of several models: each launch has the config of its device."""
 
     _is_split = True
 

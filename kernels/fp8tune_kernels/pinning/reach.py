@@ -24,7 +24,7 @@ def derived(kind: Any, **methods: Callable[..., Any]) -> type:
 
 
 def own_class(kernel: Any) -> Any:
-    """Return the class that the program made a kernel of."""
+    """Return the class that the program gave a kernel."""
     return vars(type(kernel)).get("fp8tune_own", type(kernel))
 
 

@@ -1,4 +1,4 @@
-"""What this process has pinned and what still waits for its kernel, and the comparison of both by ranks."""
+"""Tables that this process has pinned or that still wait for their kernel, and the comparison of both by ranks."""
 
 from __future__ import annotations
 

@@ -48,19 +48,19 @@ class Table:
     insists: bool = False
     """True if it is used with any code: ``stale="use"``."""
 
-    def merged(self, other: Table) -> Table:
+    def merged(self, second: Table) -> Table:
         """Return the devices of two files of one kernel. Raises PinError where both have the same."""
-        if same := sorted({*self.devices} & {*other.devices}):
-            pair = f"{self.source} and {other.source} are both of {self.kernel} on {same[0] or 'every device'}"
+        if same := sorted({*self.devices} & {*second.devices}):
+            pair = f"{self.source} and {second.source} are both of {self.kernel} on {same[0] or 'every device'}"
             raise PinError(f"{pair}: remove one")
-        if self.names != other.names:
-            pair = f"{self.source} and {other.source} have other keys of {self.kernel}"
+        if self.names != second.names:
+            pair = f"{self.source} and {second.source} have other keys of {self.kernel}"
             raise PinError(f"{pair}: export both again")
         return replace(
             self,
-            devices={**self.devices, **other.devices},
-            codes={**self.codes, **other.codes},
-            launches={**self.launches, **other.launches},
+            devices={**self.devices, **second.devices},
+            codes={**self.codes, **second.codes},
+            launches={**self.launches, **second.launches},
         )
 
 
@@ -108,7 +108,7 @@ def checksum(text: str) -> str:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return the data of a file of an export, by name. Raises ValueError for any other text, or a damaged one."""
+    """Return the data in an exported file, by name. Raises ValueError for any other text, or a damaged one."""
     names: dict[str, Any] = {}
     try:
         for statement in ast.parse(text.replace("\r\n", "\n")).body:
@@ -174,7 +174,7 @@ def _checked(source: str, rows: Mapping[Any, Any]) -> dict[Key, Any]:
 
 
 def _impossible(row: Any) -> str:
-    """Return the reason why arguments of ``triton.Config`` cannot be launched with; empty if they can."""
+    """Return the reason why ``triton.Config`` cannot take a row; empty if it can."""
     if not isinstance(row, Mapping) or not isinstance(row.get("kwargs"), Mapping):
         return f"{row!r:.60} is no config"
     warps = [2**power for power in range(LARGEST_WARPS.bit_length())]

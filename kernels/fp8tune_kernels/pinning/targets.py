@@ -47,7 +47,7 @@ def kernel_named(table: Table, may_lack_modules: bool = False) -> Any:
 
 
 def _exists(where: str) -> bool:
-    """Return True if there is such a file, or such a package at the top: those below are not looked for."""
+    """Return True if there is such a file, or such a package at the top: those below are not searched."""
     try:
         return Path(where).is_file() if where.endswith(".py") else bool(importlib.util.find_spec(where.split(".")[0]))
     except ValueError:  # a module without a spec

@@ -2,7 +2,7 @@
 
 A *place* is a row of a matrix in which each group begins at a multiple of 128 rows and has at least as many. Blocks are
 of places, and a block's size divides 128: so it has rows of one group alone, and what a group has of its own is read
-once a block. Places of the rows of no group follow those of the last group.
+once a block. Places of rows without a group follow those of the last group.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def block_at(offs_ptr: tl.tensor, M: tl.tensor, G: tl.tensor, place: tl.tensor, 
 
 @triton.jit
 def largest_of_rows(values: tl.tensor) -> tl.tensor:
-    """The bits of the largest magnitude of each row of a float32 tile, int32: they order as values do, NaN last."""
+    """The bits of each row's largest magnitude, for a float32 tile, int32: they order as values do, NaN last."""
     if is_cuda():  # a magnitude is part of the instruction there, which spares one an element
         return tl.reduce(tl.abs(values), 1, _larger).to(tl.int32, bitcast=True)
     else:  # noqa: RET505 - Triton drops a branch only where both are written

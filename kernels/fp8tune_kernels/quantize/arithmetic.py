@@ -80,7 +80,7 @@ def _power_of_two_scale(amax: tl.tensor, FP8_MAX: tl.constexpr) -> tl.tensor:
     The difference of the bits has the difference of the exponents on top, less one where amax has the larger mantissa.
     The division in float32 never says otherwise: its quotient rounds to a power of two from below only within 2^-25 of
     it, and mantissas of 1.75 or 1.875 over the next larger one stay 2^-24 away. In float64, every thread of a tile
-    repeated the division for its columns: a third of the instructions of a transposing kernel on an H100.
+    repeated the division for its columns: a third of a transposing kernel's instructions on an H100.
     """
     bits = amax.to(tl.int32, bitcast=True)
     exponent = float32_bits(FP8_MAX) - tl.maximum(bits, float32_bits(1e-12)) >> 23

@@ -1,4 +1,4 @@
-"""Scales of codes that are folded into another operand: the factor that values are multiplied by.
+"""Scales of codes that are folded into another operand: the factor of values.
 
     factor(scale) = 2 ** -floor(log2(scale));  2 ** 127 of 0 and of what is subnormal;  0 of an infinity and of NaN
 

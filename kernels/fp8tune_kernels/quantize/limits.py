@@ -43,5 +43,5 @@ def too_many_shared_bytes(count: int, purpose: str, limits: DeviceLimits) -> str
 
 
 def idle_columns(block: int, columns: int, tile: str = "block") -> str | None:
-    """At least half of the columns of a tile would be outside of the matrix."""
+    """At least half of a tile's columns would be outside of the matrix."""
     return f"{block} columns a {tile} for {columns}: half of the threads idle" if block >= 2 * columns else None

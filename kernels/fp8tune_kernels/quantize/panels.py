@@ -137,7 +137,7 @@ def _walk_twice(matrix: Matrix, program: tl.tensor, options: Options, num_stages
 
 
 class _Cursor(NamedTuple):
-    """A group of rows that a program is at."""
+    """A program's present group of rows."""
 
     group: tl.tensor
     base: tl.tensor  # the number of its first piece

@@ -50,7 +50,7 @@ def shifts_kernel(
     K: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
 ) -> None:
-    """One program: a group, and a share of the rows of none, which may be most."""
+    """One program: a group, and a share of rows without a group, which may be most."""
     group, lanes = tl.program_id(0), tl.arange(0, BLOCK_SIZE)
     start = tl.load(offs_ptr + group - 1, mask=group > 0, other=0)
     end = tl.load(offs_ptr + group)

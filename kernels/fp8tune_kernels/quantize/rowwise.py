@@ -156,7 +156,7 @@ def launch(config: Config, call: Call) -> None:
 
 
 def reference(call: Call) -> None:
-    """Quantize the rows of a group of columns at a time in plain torch; reads ``offs`` on the host."""
+    """Quantize one group of columns at a time in plain torch; reads ``offs`` on the host."""
     start = 0
     for scales, end in zip(call.scales.view(call.G, call.N), call.offs.tolist(), strict=True):
         columns = call.x[:, start:end]

@@ -150,7 +150,7 @@ def launch(config: Config, call: Call) -> None:
 
 
 def _tile_of(config: Config, K: int) -> tuple[int, bool, int]:
-    """Return :func:`.whole_rows.tile_of`, or that of a part of a row where TILE is shorter."""
+    """Return :func:`.whole_rows.tile_of`, or that of a row's part where TILE is shorter."""
     return whole_rows.tile_of(config, K) if config["TILE"] >= K else (config["TILE"], False, 1)
 
 

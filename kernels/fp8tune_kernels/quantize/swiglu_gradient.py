@@ -120,7 +120,7 @@ def swiglu_gradient_kernel(
 def _load_factors(
     factors_ptr: tl.tensor, source: Source, group: tl.tensor, has_rows: tl.tensor, columns: tl.tensor
 ) -> tl.tensor:
-    """Return what the gradients of gate and up are multiplied by: a row of both, packed into int32 for :func:`_unpack`.
+    """Return the factors for gradients of gate and up: a row of both, packed into int32 for :func:`_unpack`.
 
     Powers of two are numbers of bfloat16. So both take one register a column while rows pass by, not two.
     """
@@ -180,7 +180,7 @@ def _sum_columns(
     BLOCK_SIZE_M: tl.constexpr,
     BLOCK_SIZE_N: tl.constexpr,
 ) -> None:
-    """Store the sums over rows of what the codes of a block stand for; zeros of a block of no group."""
+    """Store the column sums of a block's dequantized codes; zeros if the block belongs to no group."""
     rows, lanes = tl.arange(0, BLOCK_SIZE_M), tl.arange(0, BLOCK_SIZE_N)
     scales = tl.load(scales_ptr + block.first + rows, mask=rows < block.rows, other=1.0)
     for column in tl.range(0, columns_end, BLOCK_SIZE_N, num_stages=1):

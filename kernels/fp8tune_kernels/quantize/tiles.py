@@ -34,7 +34,7 @@ class Matrix(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Constants that a binary is compiled for."""
+    """Compile-time constants of a binary."""
 
     FP8_MAX: tl.constexpr
     POWER_OF_TWO: tl.constexpr
@@ -97,7 +97,7 @@ def units_before(matrix: Matrix, group: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def q_of_group(matrix: Matrix, group: tl.tensor, units: tl.tensor) -> tl.tensor:
-    """Return the pointer that the codes of a group are counted from; ``units``: those of :func:`units_before`."""
+    """Return the pointer to a group's first code; ``units``: those of :func:`units_before`."""
     if matrix.ALIGNMENT == 1:
         return matrix.q_ptr + group.to(tl.int64) * matrix.q_group_stride
     else:  # noqa: RET505
@@ -175,7 +175,7 @@ def store_edges(
     scale: tl.tensor,
     FP8_MAX: tl.constexpr,
 ) -> None:
-    """Store rows [first, last) of a group, byte by byte, of the chunks of 16 it shares with a neighbour: at most one at
+    """Store rows [first, last) of a group, byte by byte, in chunks of 16 shared with a neighbour: at most one at
     either end. All chunks where q_stride is no multiple of 16. Rows from ``read_end`` on become the code of 0."""
     first, _, columns, start, end = tile
     aligned = matrix.q_stride % 16 == 0
@@ -195,7 +195,7 @@ def store_edges(
 
 @triton.constexpr_function
 def folded_rows(rows: int, columns: int, num_warps: int) -> int:
-    """Rows of the running maxima of a tile of ``(rows, columns)``: as many as all threads hold at once in vectors of 8
+    """Rows of running maxima for a tile of ``(rows, columns)``: as many as all threads hold at once in vectors of 8
     (a warp has at most 64 of them), so that folding a tile into them moves nothing between threads."""
     return rows // max(1, rows * columns // (num_warps * 64 * 8))
 
@@ -213,7 +213,7 @@ def fold(tile: tl.tensor, FOLDED: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def top(folded: tl.tensor) -> tl.tensor:
-    """Return the maxima of the columns of a folded tile, int32, as atomics take them."""
+    """Return the column maxima of a folded tile, int32, as atomics take them."""
     return tl.max(folded.to(tl.int32), 0)
 
 

@@ -143,7 +143,7 @@ def transposed_codes_kernel(
 
 @triton.jit
 def rows_at(offs_ptr: tl.tensor, G: tl.tensor, place: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the group of a row of the transposed codes, the row that it is a copy of, and the rows that are left.
+    """Return the group of a transposed row, its origin, and the rows that are left.
 
     One maximum finds the last group before it and where that ends: each further one takes a program's warps a barrier.
     """

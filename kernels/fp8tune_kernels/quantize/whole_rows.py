@@ -40,6 +40,6 @@ def options(config: Mapping[str, int], N: int, matrices: int, device: torch.devi
 
 
 def _room(device: torch.device) -> int:
-    """Bytes of shared memory that a block of a device may ask for; no limit where stages need none."""
+    """Bytes of shared memory that a block may have on a device; no limit where stages need none."""
     arch = ARCHES.get(running_arch(device))
     return arch.shared_bytes_per_block if arch and arch.backend == "cuda" else sys.maxsize

@@ -1,4 +1,4 @@
-"""The steps by which a lookup falls back, and the row that one ends at. Imports no torch: the tuner asks it, too."""
+"""The steps by which a lookup falls back, and its final row. Imports no torch: the tuner asks it, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_AXES: Mapping[str, int] = NamedInts()
 
 
 class Step(StrEnum):
-    """Origin of a config, in the order in which it is looked for."""
+    """Origin of a config, in the order of the search."""
 
     KEY = "key"
     """The row of the key itself."""

@@ -400,7 +400,7 @@ def _compiled(
 
 
 def _key(name: str, first: str) -> str:
-    """Return the expression of a value of the lookup key."""
+    """Return the expression for one value in the lookup key."""
     if name == DTYPE_FLAG:
         return f"IN_DTYPE[{first}.dtype]"
     if name == LAYOUT_FLAG:  # by the stride alone: one token must not change it

@@ -1,6 +1,6 @@
 """Launch a kernel again without asking Triton which binary it is, and an operator again without its Python code.
 
-``kernel[grid](...)`` binds and specializes every argument at each call: half of the host time of an operator.
+``kernel[grid](...)`` binds and specializes every argument at each call: half of an operator's host time.
 :func:`launch_kernel` remembers a binary by all that Triton chose it by, and gives it to Triton's launcher, with
 pointers as integers, which spares the driver a question for each.
 
@@ -48,7 +48,7 @@ _binaries: dict[tuple[Any, ...], Launch] = {}
 
 
 class _Recorders(threading.local):
-    """Recorder of the launches of this thread."""
+    """Recorder of this thread's launches."""
 
     current: _Recorder | None = None
 
@@ -320,7 +320,7 @@ class _Recorder(TorchDispatchMode):
         self._add(instruction, (use.slot for use in uses), (slot for _, slot in made))
 
     def _live(self, uses: Iterable[_Reference]) -> set[int]:
-        """Return the memory of the slots that an operator was called with: it may return its argument."""
+        """Return the memory of an operator's arguments: it may return its argument."""
         slots = {use.slot for use in uses}
         return {memory for memory, entry in self._slots.items() if entry is None or entry[0] in slots}
 

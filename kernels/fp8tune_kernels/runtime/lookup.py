@@ -7,8 +7,8 @@ A row of the user's own table replaces the shipped rows of its key (:mod:`.user_
 3. the fallback row, which has no key, if it suits;
 4. the default.
 
-At each step a row of this device comes before one of its arch. Nothing waits for the device; answers are kept. Meta
-tensors have the table of the arch that is compiled for.
+At each step a row of this device comes before one of its arch. Nothing waits for the device; answers are kept.
+Meta tensors have the table of the compiler's target.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _past_the_dispatcher(operator: Function, on_gpu: Function) -> Function:
-    """Return the operator, but for calls that nothing traces, differentiates or looks at: they take half as long."""
+    """Return the operator, but for calls that nothing traces, differentiates or records: they take half as long."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         if options or torch.compiler.is_compiling() or torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack():

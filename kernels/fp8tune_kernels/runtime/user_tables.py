@@ -80,12 +80,12 @@ def _is_row(row: object, places: int) -> bool:
 
 
 def installed(arch: str, triton: str | None = None) -> Table:
-    """The user's table over the shipped one of a version of Triton, by default of the installed one."""
+    """The user's table over the shipped one for a version of Triton, by default of the installed one."""
     return overlay(user_table(arch), table(arch, triton))
 
 
 def of_kernel(spec: KernelSpec, own: Table) -> Table:
-    """The rows of a kernel that it can be launched with: the user's table may be older than the kernel."""
+    """The rows whose configs a kernel can launch: the user's table may be older than the kernel."""
 
     def fits(row: Row) -> bool:
         sizes = set(spec.key) if row[2] is None else {name for name, _ in row[2]}

@@ -1,4 +1,4 @@
-"""The forward pass of a module of experts as transformers declares it.
+"""The forward pass of experts as transformers declares their modules.
 
 It is ``moe_layer``, or for a gate that this lacks, and on request, a ``fp8_grouped_mm`` for each of:
 
@@ -69,7 +69,7 @@ def experts_forward(
 
 
 def gate_of(module: Any) -> Gate | None:
-    """Return the gate of a module of experts; None without one, and for one that ``moe_layer`` lacks."""
+    """Return the gate that a module of experts has; None without one, and for one that ``moe_layer`` lacks."""
     origin = type(module)._apply_gate.__module__
     if origin == GPT_OSS and (module.alpha, module.limit) == (1.702, 7.0):
         return Gate("gpt-oss", "interleaved")

@@ -23,7 +23,7 @@ LAYER = "layer"
 
 
 class Quantized(NamedTuple):
-    """FP8 values of a parameter, and the fingerprint of what they were made of."""
+    """FP8 values of a parameter, and the fingerprint of their origin."""
 
     fingerprint: Fingerprint
     values: Any
@@ -42,7 +42,7 @@ class Held:
 
 
 class Block:
-    """FP8 values of the experts of a model, from entry to exit."""
+    """FP8 values of a model's experts, from entry to exit."""
 
     def __init__(self, experts: dict[str, Any]) -> None:
         """Begin a block for experts by their path in the model. Raises RuntimeError for those that it cannot serve."""

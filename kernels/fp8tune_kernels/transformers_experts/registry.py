@@ -43,7 +43,7 @@ def use_fp8_experts(model: Any, implementation: str = "fp8tune") -> list[str]:
 
 
 def fp8_modules(model: nn.Module) -> list[str]:
-    """Return the names of the modules of a model whose experts implementation is one of ours."""
+    """Return the names of a model's modules whose experts implementation is one of ours."""
     return list(_experts(model))
 
 
