@@ -182,9 +182,11 @@ def passed(kind: str, check: str) -> str:
 
 def counts_line(tallies: Sequence[Tally], kind: Kind, seconds: float) -> str:
     """Return the configs of a sweep by outcome: ``8,640 configs: 8,592 right, 48 pruned, 0 wrong; 3 min 32 s``."""
-    counts, words = states(tallies), {passed(tally.subject.kind, tally.check): None for tally in tallies}
-    faults = [] if kind in UNCHECKED else ["disagree"] * ("agree" in words) + ["wrong"] * ("agree" not in words)
-    order = dict.fromkeys([*words, *(word for word in counts if word not in (*faults, "wrong")), *faults, "wrong"])
-    parts = [f"{counts[word]:,} {word}" for word in order if counts[word] or word in (*words, *faults)]
+    counts = states(tallies)
+    words = list(dict.fromkeys(passed(tally.subject.kind, tally.check) for tally in tallies)) or [passed(kind, "")]
+    faults = [] if kind in UNCHECKED else [{"agree": "disagree"}.get(word, "wrong") for word in words]
+    others = [word for word in counts if word not in (*words, *faults)]
+    order = dict.fromkeys([*words, *others, *faults])
+    parts = [f"{counts[word]:,} {word}" for word in order]
     unchecked = "; outputs not checked" if kind in UNCHECKED else ""
     return f"{counted(counts.total(), 'config')}: {', '.join(parts)}{unchecked}; {duration(seconds)}"

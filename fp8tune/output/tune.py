@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
+from fp8tune.output.show import UNCHECKED
 from fp8tune.output.tables import Column, Screen, number
 from fp8tune.output.text import counted, counts, microseconds, ratio
-from fp8tune.records import Pick
+from fp8tune.records import Kind, Pick
 from fp8tune.stats.study import Verdict
 from fp8tune.tuning.runs import Change
 
@@ -74,6 +75,7 @@ def result(
         below.append(
             f"The rest of the program took {_gpu_time(change.others)} in the second run: chance, or its clock."
         )
+    below += [UNCHECKED] if any(pick.kind is Kind.SIMULATED for kernel in kernels for pick in kernel.picks) else []
     below += [f"{kernel} was not tuned: {reason}" for kernel, reason in skipped.items()]
     return Screen([headline(change.gpu, change.startup_s, change.reason)], columns, below, kernels)
 
