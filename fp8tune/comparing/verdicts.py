@@ -144,7 +144,7 @@ class Comparison:
         """
         if self.counts[ChangeVerdict.REGRESSION] or self.counts[ChangeVerdict.WRONG]:
             return 1
-        is_empty = not self.rows and not self.added and not self.removed
+        is_empty = not self.rows and bool(self.added) == bool(self.removed)  # what was renamed was not compared
         is_open = self.counts[ChangeVerdict.OPEN] or any(
             row.kind is Kind.SIMULATED and row.verdict is ChangeVerdict.FASTER for row in self.rows
         )

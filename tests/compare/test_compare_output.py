@@ -37,9 +37,10 @@ def test_names_are_text_on_every_surface(capsys: pytest.CaptureFixture[str]) -> 
     assert "\u202e" not in text
 
 
-@pytest.mark.parametrize(("added", "code"), [(0, 3), (2, 0)])
-def test_a_comparison_without_rows(added: int, code: int) -> None:
-    document = compare.make(Comparison(*SIDES, (), added=added))
+@pytest.mark.parametrize(("added", "removed", "code"), [(0, 0, 3), (2, 0, 0), (0, 2, 0), (2, 2, 3)])
+def test_a_comparison_without_rows(added: int, removed: int, code: int) -> None:
+    """Sizes that only one side has are no finding, unless the other side has others instead."""
+    document = compare.make(Comparison(*SIDES, (), added=added, removed=removed))
     assert document.exit_code == code
     assert compare.title(document) == "nothing to compare"
     assert html(Comparison(*SIDES, (), added=added)).count("<table") == 0
