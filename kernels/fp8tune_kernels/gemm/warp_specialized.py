@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -383,6 +384,16 @@ SHARED_BYTES = 224 << 10
 def is_supported(device: torch.device) -> bool:
     """Return True if a device runs the kernels."""
     return running_arch(device) == ARCH and not interpreter.INTERPRETED
+
+
+IS_PROVEN = triton.__version__.startswith("3.6.")
+"""True for the Triton whose binaries gave the bits of the Triton kernels on an H200. 3.7 to 3.9 compile the kernels
+to other machine code, which nobody has run."""
+
+
+def is_proven(device: torch.device) -> bool:
+    """Return True if products of a layer may run the kernels: the device does, and the bits are known to be right."""
+    return IS_PROVEN and is_supported(device)
 
 
 def launch(config: Config, call: Call, kernel: Any, programs: int, **values: int) -> None:
