@@ -23,14 +23,18 @@ HOWTO = ROOT / "docs" / "howto"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it is timed, by the tests of a GPU")
-def test_the_spec_by_hand_is_swept(tmp_path: Path) -> None:
-    kernel, shapes = f"{EXAMPLES / 'add_spec.py'}:SPEC", str(EXAMPLES / "add.toml")
-    options = SweepOptions(kernel=(kernel,), shapes=(shapes,), grid=("BLOCK=512",))
+@pytest.mark.parametrize(
+    ("file", "name", "grid"),
+    [("add_spec.py", "residual-add", ("BLOCK=512",)), ("pieces_spec.py", "add-in-pieces", ("PIECES=1,8",))],
+)
+def test_the_spec_by_hand_is_swept(file: str, name: str, grid: tuple[str, ...], tmp_path: Path) -> None:
+    kernel, shapes = f"{EXAMPLES / file}:SPEC", str(EXAMPLES / "add.toml")
+    options = SweepOptions(kernel=(kernel,), shapes=(shapes,), grid=grid)
     with workers_forked_from_here(), Store.open(str(tmp_path / "rows.db"), create=True) as store:
         list(session.run(store, planning.expanded(planning.planned(options))))
         rows = list(store.rows())
     assert {(row.problem.kernel, *row.problem.shape, row.outcome.status) for row in rows} == {
-        ("residual-add", "tokens", "hidden", Status.OK)
+        (name, "tokens", "hidden", Status.OK)
     }
 
 
