@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from fp8tune_kernels import moe_layer
@@ -54,12 +56,38 @@ def test_an_arch_without_measurements_takes_bf16(arch: str) -> None:
         assert is_fp8_product(2**20, 4096, 4096, 8, meta)
 
 
+LAYERS = {
+    "OLMoE": (2048, 1024, 64, 8),
+    "Qwen3-30B-A3B": (2048, 768, 128, 8),
+    "DeepSeek-MoE-16B": (2048, 1408, 64, 6),
+    "Qwen3-Next-80B-A3B": (2048, 512, 512, 10),
+}
+"""Hidden size, size of an expert, experts and experts a token of each layer in the file below."""
+
+
+def test_an_h200_with_gluon_kernels_takes_the_precision_that_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "device_name", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(precision, "is_proven", lambda _: True)
+    with (ROOT / "docs" / "results" / "data" / "moe-layer-gluon-h200.csv").open() as file:
+        times = {
+            (row["layer"], int(row["tokens"]), row["contender"]): float(row["median_us"])
+            for row in csv.DictReader(file)
+        }
+    cases = {(layer, tokens) for layer, tokens, _ in times}
+    assert len(cases) == 8
+    for layer, tokens in cases:
+        is_faster = times[layer, tokens, "each step, Gluon"] < times[layer, tokens, "bf16"]
+        assert is_fp8_layer(tokens, *LAYERS[layer], torch.device("meta")) == is_faster, (layer, tokens)
+    monkeypatch.setattr(precision, "is_proven", lambda _: False)
+    with compiling_for("sm_90"):  # the Triton kernels are slower
+        assert not is_fp8_layer(4096, *LAYERS["Qwen3-30B-A3B"], torch.device("meta"))
+
+
 @pytest.fixture
 def rule_here(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Give the rule of 20 rows to the device of these tests."""
-    arch = precision.running_arch(torch.device(device))
-    monkeypatch.setitem(LAYER, arch, FROM_20_ROWS)
-    monkeypatch.setitem(PRODUCT, arch, FROM_20_ROWS)
+    monkeypatch.setitem(LAYER, precision._gpu_or_arch(torch.device(device)), FROM_20_ROWS)
+    monkeypatch.setitem(PRODUCT, precision._arch(torch.device(device)), FROM_20_ROWS)
 
 
 def operands(rows: int, device: str) -> dict[str, Any]:

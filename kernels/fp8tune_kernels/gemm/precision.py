@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..runtime.lookup import running_arch
+from ..runtime.lookup import device_name, running_arch
+from .warp_specialized import is_proven
 
 PRECISIONS = ("fp8", "bf16", "auto")
 
@@ -58,8 +59,13 @@ class Rule(NamedTuple):
     launch_us: float
 
 
-LAYER = {"sm_90": Rule(Costs(23.103, 11.092, 5.875), Costs(8.633, 2.417, -4.82), 1420.0)}
-"""Arch -> rule of ``moe_layer``. K is the hidden size and N that of an expert, which has three matrices."""
+LAYER = {
+    "sm_90": Rule(Costs(23.103, 11.092, 5.875), Costs(8.633, 2.417, -4.82), 1420.0),
+    # the eight steps of docs/results/data/moe-layer-gluon-h200.csv; launches as on an H100
+    "NVIDIA H200": Rule(Costs(25.936, 9.332, 4.023), Costs(11.012, 5.679, -3.206), 1420.0),
+}
+"""Arch, or GPU that runs Gluon kernels -> rule of ``moe_layer``. K is the hidden size and N that of an expert,
+which has three matrices."""
 
 PRODUCT = {"sm_90": Rule(Costs(6.426, 2.233, 1.458), Costs(2.692, -2.695, -2.296), 593.0)}
 """Arch -> rule of ``fp8_grouped_mm``."""
@@ -67,7 +73,7 @@ PRODUCT = {"sm_90": Rule(Costs(6.426, 2.233, 1.458), Costs(2.692, -2.695, -2.296
 
 def is_fp8_layer(tokens: int, hidden: int, inner: int, experts: int, top_k: int, device: torch.device) -> bool:
     """Return True if a layer of gate, up and down is expected to be faster in FP8."""
-    return tokens * top_k >= least_fp8_rows(LAYER.get(_arch(device)), hidden, inner, experts)
+    return tokens * top_k >= least_fp8_rows(LAYER.get(_gpu_or_arch(device)), hidden, inner, experts)
 
 
 def is_fp8_product(rows: int, inputs: int, outputs: int, experts: int, device: torch.device) -> bool:
@@ -92,5 +98,11 @@ def _arch(device: torch.device) -> str:
     return running_arch(device)
 
 
+def _gpu_or_arch(device: torch.device) -> str:
+    name = device_name(device)
+    return name if name in LAYER and is_proven(device) else running_arch(device)
+
+
 # As torch.compiler.assume_constant_result does it, which takes a second to import.
-_arch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _function in (_arch, _gpu_or_arch):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
