@@ -44,6 +44,7 @@ class RecordingSummary(Document, printed_by="show RECORDING"):
     arch: str = value("Architecture of the GPU.")
     processes: int = value("Processes that launched kernels.")
     kernels: list[RecordedKernel] = value("Kernels, those with most GPU time first.")
+    unpinned: dict[str, str] = value("Kernels without configs from a table, with the reason, if tables were pinned.")
     next: str | None = value("Command that sweeps the kernel with most to gain; null if none can be swept.")
 
 
@@ -113,6 +114,8 @@ def _lines(document: RecordingSummary, is_strict: bool) -> Iterator[str]:
         for row in tuned:
             key, *others = row.tuned_keys
             yield f"  {row.kernel} {key}{f' and {len(others)} more' if others else ''}"
+    for name, reason in document.unpinned.items() if is_strict else ():
+        yield f"{name} is not pinned: {reason}"
     for row in kernels:
         if row.skipped:
             yield f"{row.kernel}: {row.skipped:,} launches were only counted"

@@ -282,6 +282,8 @@ class Recording:
     kernels: tuple[Kernel, ...] = ()
     codes: Mapping[str, Value] = field(default_factory=dict)
     """Key -> (argument names, text) of compiled code, in the parts that single processes write."""
+    unpinned: Mapping[str, str] = field(default_factory=dict)
+    """Kernel -> the reason why no table gave it its configs; empty if no table was pinned."""
 
 
 def distinct(items: Iterable[R]) -> tuple[R, ...]:
@@ -307,6 +309,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
         processes=sum(recording.processes for recording in recordings),
         kernels=merged_by((item for part in recordings for item in part.kernels), lambda kernel: kernel.name),
         codes={key: code for recording in recordings for key, code in recording.codes.items()},
+        unpinned={kernel: reason for recording in recordings for kernel, reason in recording.unpinned.items()},
     )
 
 

@@ -203,6 +203,27 @@ def test_a_strict_recording_fails_where_a_kernel_tunes_at_run_time(tmp_path: Pat
     assert list(kernel.tuned_s) == ["(64,)"] * code
 
 
+def test_a_strict_recording_lists_what_no_table_pins_and_why(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(QUICK)
+    write_table(tmp_path / "gone.py", "mine:gone", {(640,): {"BLOCK": 128}})
+    command = (
+        "record",
+        "--strict",
+        "-o",
+        tmp_path / "run.json",
+        "--",
+        sys.executable,
+        "-c",
+        "import mine; mine.run(64)",
+    )
+    result = ended(*command, cwd=tmp_path, TRITON_INTERPRET="1", FP8TUNE_PIN="gone.py")
+    assert result[0] == 1
+    reasons = {"mine:quick": "no table names it", "mine:gone": "mine has no gone any more"}
+    assert read(tmp_path / "run.json").unpinned == reasons
+    for name, reason in reasons.items():
+        assert f"{name} is not pinned: {reason}" in result[1]
+
+
 def test_a_file_at_the_start_of_python_arms_the_variable_and_does_nothing_without(tmp_path: Path) -> None:
     (tmp_path / "fp8tune_kernels.pth").write_text((ROOT / "kernels" / "fp8tune_kernels.pth").read_text())
     program = f"import site, sys; site.addsitedir({str(tmp_path)!r}); print('fp8tune_kernels' in sys.modules)"

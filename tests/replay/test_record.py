@@ -152,3 +152,32 @@ def test_a_signal_ends_the_program_and_leaves_what_was_recorded(quick: Path, sen
     assert running.wait()[0] == code
     (kernel,) = read(quick / "ended.json").kernels
     assert kernel.launches[0].count == 1
+
+
+COMPILED = """
+import torch, mine
+
+def launch(x):
+    mine.fill[(1,)](x, x.numel())
+    return x + 1
+
+torch.compile(launch)(torch.empty(64))
+"""
+FILL = """
+import triton, triton.language as tl
+
+@triton.autotune([triton.Config({"B": 64})], key=["n"])
+@triton.jit
+def fill(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), 1.0, mask=tl.arange(0, B) < n)
+"""
+
+
+def test_a_program_that_torch_compile_fails_on_is_told_what_helps(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILL)
+    failed = record(tmp_path, program=(PYTHON, "-c", COMPILED))
+    assert failed.returncode != 0
+    assert "TORCHDYNAMO_DISABLE=1" in failed.stderr
+    fine = record(tmp_path, program=(PYTHON, "-c", COMPILED), TORCHDYNAMO_DISABLE="1")
+    assert fine.recording is not None
+    assert [len(kernel.launches) for kernel in fine.recording.kernels] == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -108,6 +109,7 @@ def _untimed(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``run`` that gives an unknown key the first config on Triton's interpreter, where nothing is timed."""
     if not sys.modules["triton"].knobs.runtime.interpret:
         return original
+    sys.excepthook = functools.partial(_explained, sys.excepthook)
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,6 +124,13 @@ def _untimed(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return run
+
+
+def _explained(show: Callable[..., Any], kind: Any, error: BaseException, trace: Any) -> None:
+    """Show an exception that ends the program, and what helps if torch.compile traced Triton's interpreter."""
+    show(kind, error, trace)
+    if "torch._dynamo" in sys.modules and "dynamo" in "".join(traceback.format_exception(error)):
+        _say_once("torch.compile cannot trace Triton's interpreter: put TORCHDYNAMO_DISABLE=1 in front")
 
 
 @functools.cache

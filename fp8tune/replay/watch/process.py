@@ -17,6 +17,7 @@ from typing import Any
 from fp8tune.replay.recording import Recording, text_of
 from fp8tune.replay.watch import times
 from fp8tune.replay.watch.kernel import WatchedKernel
+from fp8tune_kernels.pinning import pin_report
 from fp8tune_kernels.tuners import function_name
 
 FOLDER, PATTERNS, VALUES = "FP8TUNE_RECORD", "FP8TUNE_RECORD_JIT", "FP8TUNE_RECORD_VALUES"
@@ -120,7 +121,8 @@ class Process:
         codes: dict[str, Any] = {}
         kernels = tuple(item.document(codes) for item in list(self.watched.values()))
         torch, triton = (str(getattr(sys.modules.get(name), "__version__", "")) for name in ("torch", "triton"))
-        return Recording("", *_device(), torch, triton, kernels=kernels, codes=codes)
+        unpinned = {str(row["kernel"]): str(row["reason"]) for row in pin_report()["unpinned"]}
+        return Recording("", *_device(), torch, triton, kernels=kernels, codes=codes, unpinned=unpinned)
 
 
 def _device() -> tuple[str, str]:

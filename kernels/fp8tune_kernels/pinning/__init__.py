@@ -1,8 +1,8 @@
 """Make kernels take their configs from a table at run time: they are not timed, so every rank launches the same.
 
 Triton's own autotuner still makes the key and launches; only the dictionary in which it looks configs up is another.
-``torch.compile`` tunes by itself and reads no such dictionary. Kernels that do not exist yet are pinned at their first
-launch: constructors of Triton's classes are wrapped, so it does not matter which module makes them, or when.
+``torch.compile`` is given one config where it copies the configs of a kernel. Kernels get a class whose ``run`` goes by
+the table: at their first launch, so it does not matter which module makes them, or when.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def pin_report() -> dict[str, Any]:
     """Return what kernels of this process took their configs from, for ``json.dumps``.
 
     ``kernels``: those that are pinned, and those that tuned at run time, with ``keys`` (key -> key of the table) and
-    ``tuned_s`` (key -> seconds of its run-time tuning); ``waiting``: those in tables that have not been launched.
-    Kernels made before the first ``pin`` of a table whose modules were not imported are only in it if they are pinned.
+    ``tuned_s`` (key -> seconds of its run-time tuning); ``waiting``: those in tables that have not been launched;
+    ``unpinned``: those that were launched with configs of their own or are gone, with ``kernel`` and ``reason``.
     """
     pinned = [item.report() for item in list(pins.values())]
     others = [item for item in list(tuners) if id(item) not in pins]
