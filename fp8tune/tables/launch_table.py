@@ -24,15 +24,23 @@ _HEADER = '''\
 """Launch configs for {arch}{since}, exported from a results database.
 
 A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place in
-ORIGINS). A key without a row takes the row of the nearest key if NEAREST names the kernel, else the row without a key.
+ORIGINS, place in CODES if it is known). A key without a row takes the row of the nearest key if NEAREST names the
+kernel, else the row without a key.
 ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
+CODES are hashes of the kernels' code that was measured. CHECKSUM is the hash of all lines that follow it.
 """
+
+CHECKSUM: str = "{checksum}"
+
+CODES: tuple[str, ...] = {codes}
 
 NEAREST: tuple[str, ...] = {nearest}
 
 ORIGINS: tuple[tuple[str, ...], ...] = {origins}
 
-ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], int], ...] = (
+ROWS: tuple[
+    tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], *tuple[int, ...]], ...
+] = (
 '''
 
 
@@ -44,6 +52,7 @@ class Entry(NamedTuple):
     key: tables.Key | None  # None if the row is for all keys without their own row
     config: tables.Key
     origins: tuple[str, ...] = ()  # devices and publications behind the choice; empty if only compiled
+    code: str = ""  # hash of the code that was measured; empty if unknown
 
     @property
     def row(self) -> tables.Row:
@@ -78,19 +87,23 @@ class LaunchTable:
         entries = sorted(self.entries, key=lambda entry: (*entry[:2], entry.key is None, entry.key or ()))
         origins = sorted({entry.origins for entry in entries})
         since = f" from Triton {self.triton} on, where they differ from those of older ones" if self.triton else ""
-        names = {"nearest": literal(sorted(self.nearest)), "origins": literal(origins)}
-        lines = [_HEADER.format(arch=self.arch, since=since, **names)]
+        codes = sorted({entry.code for entry in entries} - {""})
+        names = {"nearest": literal(sorted(self.nearest)), "origins": literal(origins), "codes": literal(codes)}
+        lines = [_HEADER.format(arch=self.arch, since=since, checksum="{checksum}", **names)]
         for entry in entries:
             if not _is_valid(entry):
                 raise DatabaseError(f"{str(entry)[:200]!r} cannot be in a table: delete that row from the database")
-            lines.append(f"    {literal([*entry.row, origins.index(entry.origins)])},\n")
-        return "".join([*lines, ")\n"])
+            places = [origins.index(entry.origins), *([codes.index(entry.code)] if entry.code else [])]
+            lines.append(f"    {literal([*entry.row, *places])},\n")
+        text = "".join([*lines, ")\n"])
+        return text.replace("{checksum}", tables.checksum(text), 1)
 
 
 def parse(text: str, arch: str) -> LaunchTable:
     """Parse the text of a module without executing it. Raises ValueError if the module is incomplete or invalid."""
     table = user_tables.parsed(text)
-    entries = (Entry(*row, origins) for row, origins in zip(table.rows, table.origins, strict=True))
+    parts = zip(table.rows, table.origins, table.codes, strict=True)
+    entries = (Entry(*row, origins, code) for row, origins, code in parts)
     return LaunchTable(arch, tuple(entries), frozenset(table.nearest))
 
 
@@ -123,6 +136,6 @@ def _is_valid(entry: Entry) -> bool:
     are_numbers = all(NAME.fullmatch(name) and type(value) is int and 0 <= value < 2**63 for name, value in pairs)
     return (
         are_numbers
-        and all(map(_ORIGIN.fullmatch, (entry.device, *entry.origins)))
+        and all(map(_ORIGIN.fullmatch, (entry.device, *entry.origins, entry.code)))
         and bool(_KERNEL.fullmatch(entry.kernel))
     )

@@ -168,7 +168,8 @@ class _KernelRows:
         origins = frozenset().union(*(_origins(study) for study in studies if config in study.times_us))
         items = None if key is None else _sorted_items(key)
         config_items = _declared_order(config, studies[0].version)
-        self.entries.append(Entry(self.kernel, device, items, config_items, tuple(sorted(origins))))
+        oldest = min((study.newest, study.source_hash) for study in studies)[1]  # which a launch may refuse
+        self.entries.append(Entry(self.kernel, device, items, config_items, tuple(sorted(origins)), oldest))
 
 
 def nearest_of(rows: Sequence[Row]) -> Nearest:

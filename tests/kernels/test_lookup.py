@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fp8tune_kernels import catalog, tables
+from fp8tune_kernels.identity import code_hash
 from fp8tune_kernels.runtime import lookup, user_tables
 from fp8tune_kernels.runtime.chain import Step, distance, nearest, taken
 from fp8tune_kernels.runtime.user_tables import of_kernel, parsed, user_table
@@ -283,6 +285,15 @@ def test_rows_of_another_version_of_a_kernel_are_left_out_and_named() -> None:
     with pytest.warns(UserWarning, match="2 rows of colwise"):
         table = of_kernel(SPEC, Table((old, older, row(4, NEAR), row(8, NEAR, kernel="rowwise"))))
     assert table.rows == (row(4, NEAR),)
+
+
+def test_rows_of_other_code_are_left_out_and_named() -> None:
+    for code, count in ((code_hash("fp8tune_kernels.quantize.colwise:SPEC"), 1), ("0" * 16, 0)):
+        own = Table((row(4, NEAR),), codes=(code,))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(of_kernel(SPEC, own).rows) == count
+        assert [str(item.message).count("are of other code of the kernel") for item in caught] == [1] * (1 - count)
 
 
 def test_without_a_table_or_a_folder_there_are_no_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,14 +6,17 @@ A file is named and written like the shipped module of its arch, but is not impo
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import os
 import re
 import warnings
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from ..identity import UnknownCodeError, code_hash
 from ..spec import KernelSpec
-from ..tables import Row, Table, overlay, table
+from ..tables import Row, Table, checksum, overlay, table
 
 FOLDER_VARIABLE = "FP8TUNE_TABLES"
 """The environment variable that names the folder; if it is set and empty, there is none."""
@@ -44,9 +47,13 @@ def user_table(arch: str) -> Table:
         warnings.warn(f"{path} cannot be read, the shipped table is used: {error.strerror}", stacklevel=2)
         return Table()
     try:
-        return parsed(text)
+        own = parsed(text)
     except ValueError as error:
         raise ValueError(f"{path} is no table, {error}: remove it, or write it with fp8tune export") from None
+    if own.rows and not any(own.codes):
+        reason = "was written by an older fp8tune, and cannot be compared with the code of the kernels"
+        warnings.warn(f"{path} {reason}: write it again with fp8tune export", stacklevel=2)
+    return own
 
 
 def parsed(text: str) -> Table:
@@ -59,29 +66,48 @@ def parsed(text: str) -> Table:
         }
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ValueError("it is not what fp8tune export writes") from None
+    if "CHECKSUM" in values and values["CHECKSUM"] != checksum(text):
+        raise ValueError("it is damaged or was edited, its checksum is another")
     nearest, origins, rows = (values.get(name) for name in ("NEAREST", "ORIGINS", "ROWS"))
+    codes = values.get("CODES", ())
     if not isinstance(rows, tuple) or not isinstance(nearest, tuple) or not isinstance(origins, tuple):
         raise ValueError("it has no ROWS")
-    if wrong := [row for row in rows if not _is_row(row, len(origins))]:
+    if not isinstance(codes, tuple) or not {*map(type, codes)} <= {str}:
+        raise ValueError("CODES holds no hashes")
+    if wrong := [row for row in rows if not _is_row(row, len(origins), len(codes))]:
         raise ValueError(f"{str(wrong[0])[:80]!r} is no row")
     if not all(isinstance(names, tuple) and {*map(type, names)} <= {str} for names in (nearest, *origins)):
         raise ValueError("NEAREST or ORIGINS holds no names")
-    return Table(tuple(row[:4] for row in rows), nearest, tuple(origins[row[4]] for row in rows))
+    return Table(
+        tuple(row[:4] for row in rows),
+        nearest,
+        tuple(origins[row[4]] for row in rows),
+        tuple(codes[row[5]] if len(row) > 5 else "" for row in rows),
+    )
 
 
-def _is_row(row: object, places: int) -> bool:
+def _is_row(row: object, origins: int, codes: int) -> bool:
     match row:
-        case (str(), str(), tuple() | None as key, tuple() as config, int() as place):
+        case (str(), str(), tuple() | None as key, tuple() as config, int() as place, *rest):
             pairs = all(
                 isinstance(item, tuple) and [*map(type, item)] == [str, int] for item in (*(key or ()), *config)
             )
-            return pairs and 0 <= place < places
+            return pairs and 0 <= place < origins and (not rest or rest in [[code] for code in range(codes)])
     return False
 
 
 def installed(arch: str, triton: str | None = None) -> Table:
     """The user's table over the shipped one for a version of Triton, by default of the installed one."""
     return overlay(user_table(arch), table(arch, triton))
+
+
+@functools.cache
+def _code_of(kernel: str) -> str:
+    """Return the hash of a kernel's code as it is now; empty where there is no source of it."""
+    for point in entry_points(group="fp8tune.kernels", name=kernel):
+        with contextlib.suppress(UnknownCodeError):
+            return code_hash(point.value)
+    return ""
 
 
 def of_kernel(spec: KernelSpec, own: Table) -> Table:
@@ -91,12 +117,16 @@ def of_kernel(spec: KernelSpec, own: Table) -> Table:
         sizes = set(spec.key) if row[2] is None else {name for name, _ in row[2]}
         return {name for name, _ in row[3]} <= set(spec.axes) and sizes == set(spec.key)
 
-    rows = [row for row in own.rows if row[0] == spec.name]
-    usable = tuple(filter(fits, rows))
-    if left_out := len(rows) - len(usable):
-        warnings.warn(
-            f"{left_out} rows of {spec.name} in {folder()} are of another version of the kernel and are "
-            "left out: run fp8tune sweep and fp8tune export again",
-            stacklevel=2,
-        )
-    return Table(usable, own.nearest)
+    places = [place for place, row in enumerate(own.rows) if row[0] == spec.name]
+    code = _code_of(spec.name) if any(own.codes[place] for place in places if own.codes) else ""
+    current = [place for place in places if not code or own.codes[place] in ("", code)]
+    usable = [own.rows[place] for place in current if fits(own.rows[place])]
+    reasons = {"other code": len(places) - len(current), "another version": len(current) - len(usable)}
+    for reason, count in reasons.items():
+        if count:
+            warnings.warn(
+                f"{count} rows of {spec.name} in {folder()} are of {reason} of the kernel and are "
+                "left out: run fp8tune sweep and fp8tune export again",
+                stacklevel=2,
+            )
+    return Table(tuple(usable), own.nearest)

@@ -7,13 +7,15 @@ its rows of the same keys.
 
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
 sorted by name, or None in a fallback row; the config's items; the place in ``ORIGINS`` of the devices and publications
-that the row was chosen on. An axis that a row leaves out has the kernel's declared default. ``NEAREST`` names the
-kernels whose unseen keys take the row of the nearest key before the fallback row.
+that the row was chosen on; the place in ``CODES`` of the hash of the code that was measured, if it is known. An axis
+that a row leaves out has the kernel's declared default. ``NEAREST`` names the kernels whose unseen keys take the row of
+the nearest key before the fallback row.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import pkgutil
 import re
@@ -37,6 +39,8 @@ class Table:
     """Kernels whose unseen keys take the row of the nearest key."""
     origins: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
     """Devices and publications that each row was chosen on. Lookups do not need them: empty if not read."""
+    codes: tuple[str, ...] = field(default=(), compare=False)
+    """Hash of the code that each row was measured with, empty if unknown. Shipped rows are not compared at launch."""
 
 
 @functools.cache
@@ -59,6 +63,12 @@ def versions(arch: str) -> tuple[str, ...]:
     start = f"{arch}_triton_"
     names = [module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith(start)]
     return tuple(sorted((name[len(start) :].replace("_", ".") for name in names), key=numbers))
+
+
+def checksum(text: str) -> str:
+    """Return the hash of a module's data, which follow the line with the hash."""
+    data = text.replace("\r\n", "\n").partition("\nCHECKSUM: str = ")[2].partition("\n")[2]
+    return hashlib.sha256(data.encode()).hexdigest()[:16]
 
 
 def module_name(arch: str, triton: str = "") -> str:

@@ -4,15 +4,23 @@
 """Launch configs for gfx942, exported from a results database.
 
 A row is (kernel, device name or "" for every device of the arch, lookup key or None for any other key, config, place in
-ORIGINS). A key without a row takes the row of the nearest key if NEAREST names the kernel, else the row without a key.
+ORIGINS, place in CODES if it is known). A key without a row takes the row of the nearest key if NEAREST names the
+kernel, else the row without a key.
 ORIGINS are the devices and publications that a config was chosen on; none if it was only compiled for the arch.
+CODES are hashes of the kernels' code that was measured. CHECKSUM is the hash of all lines that follow it.
 """
+
+CHECKSUM: str = "96ecd4ca09d73ae2"
+
+CODES: tuple[str, ...] = ()
 
 NEAREST: tuple[str, ...] = ()
 
 ORIGINS: tuple[tuple[str, ...], ...] = ((), ("AMD Instinct MI300X", "pytorch/ao#3952", "pytorch/ao#4069"), ("AMD Instinct MI300X", "pytorch/ao#4069"))
 
-ROWS: tuple[tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], int], ...] = (
+ROWS: tuple[
+    tuple[str, str, tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...], *tuple[int, ...]], ...
+] = (
     ("colwise", "", (("G", 64), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 128), ("BLOCK_SIZE_ITER", 32), ("LEAD", 0), ("num_warps", 8), ("num_stages", 1), ("maxnreg", 0)), 2),
     ("colwise", "", (("G", 64), ("K", 5120), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 1),
     ("colwise", "", (("G", 128), ("K", 2048), ("M_bucket", 16384)), (("BLOCK_SIZE", 32), ("BLOCK_SIZE_ITER", 128), ("LEAD", 0), ("num_warps", 4), ("num_stages", 1), ("maxnreg", 0)), 2),
