@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from fp8tune.check.findings import Finding, Level
 from fp8tune.check.gpus import check_gpus
-from fp8tune.errors import DatabaseError, Fp8tuneError
+from fp8tune.errors import DatabaseError, Fp8tuneError, UsageError
 from fp8tune.exporting import select_rows, shipped_tables
 from fp8tune.measure import device
 from fp8tune.records import Device, Kind, Pick
@@ -23,12 +23,15 @@ from fp8tune.stats.same_code import Programs
 from fp8tune.store import database, location
 from fp8tune.store.database import EmptyDatabaseError, ForeignLogError
 from fp8tune.store.results import Store
+from fp8tune.studies import installed_hash
 from fp8tune.sweeping import picks
 from fp8tune.tables.current import INSTALLED
+from fp8tune.tables.exported import read_table
 from fp8tune.tables.launch_table import default_path, shipped_path
 from fp8tune.tables.merge import merge_file
 from fp8tune.tables.select import Selection
 from fp8tune_kernels.arches import ARCHES
+from fp8tune_kernels.runtime import user_tables
 
 
 def check_databases(db: str | None) -> Iterator[Finding]:
@@ -40,11 +43,26 @@ def check_databases(db: str | None) -> Iterator[Finding]:
     own, shipped = location.own(), location.base()
     if own != shipped:
         yield from check_database(own, here)
+    yield from check_own_tables(user_tables.folder())
     if shipped is None:
         fix = "install a wheel of a release, or run in a checkout that has results.db"
         yield Finding(Level.WARNING, "no results came with this fp8tune", fix)
     else:
         yield from check_database(shipped, here, is_shipped=True)
+
+
+def check_own_tables(folder: Path | None) -> Iterator[Finding]:
+    """Check the user's own launch tables, which are read before the shipped ones."""
+    for path in sorted(folder.glob("*.py")) if folder else ():
+        try:
+            table = read_table(path)
+        except UsageError as error:
+            yield Finding(Level.ERROR, str(error), "remove it, or write it again with fp8tune export")
+            continue
+        changed = [kernel for kernel, codes in table.codes.items() if codes - {"", installed_hash(kernel)}]
+        for kernel in sorted(changed):
+            fix = f"fp8tune sweep --kernel {kernel}, then fp8tune export"
+            yield Finding(Level.WARNING, f"{path}: {kernel} has changed since, so launches leave its rows out", fix)
 
 
 def check_database(

@@ -85,6 +85,10 @@ def planned(options: RecheckOptions, reader: Reader, command: str = "") -> tuple
             usable = [study.problem for study in by_kernel.get(spec.name, ()) if _fits(study, version)]
             problems[spec.name] = list(dict.fromkeys(usable))
     plan = replace(planning.expanded(short, stored=problems), key=key.hexdigest()[:16], is_partial=True)
+    versions = {size.version.kernel: size.version for size in plan.problems}
+    changed = [name for name, version in versions.items() if table is not None and table.is_changed(version)]
+    notice = "was measured with other code: its configs are measured again with the code as it is now"
+    plan = replace(plan, notices=(*plan.notices, *(f"{options.table}: {name} {notice}" for name in changed)))
     targets = [_target(size, plan, by_kernel.get(size.version.kernel, []), table) for size in plan.problems]
     chosen = [target for target in targets if target is not None]
     if not chosen:

@@ -28,8 +28,12 @@ class ExportedTable:
     rows: Table = field(default_factory=Table)
     devices: Mapping[str, Mapping[Key, Mapping[str, Any]]] = field(default_factory=dict)
     """Device name -> tuning key -> arguments of ``triton.Config``."""
-    codes: Mapping[str, str] = field(default_factory=dict)
-    """Device name -> hash of the code that was measured."""
+    codes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Kernel -> hashes of the code that was measured, where they are known."""
+
+    def is_changed(self, version: KernelVersion) -> bool:
+        """Return True if a kernel is not the one that was measured."""
+        return version.source_hash not in (self.codes.get(version.kernel) or {version.source_hash})
 
     def config(
         self, version: KernelVersion, device: Device, key: NamedInts, recorded: tuple[Kernel, Launch] | None
@@ -67,9 +71,12 @@ def read_table(path: Path) -> ExportedTable:
         problem = "is no table"
         if "\nKERNEL = " not in text:
             table = user_tables.parsed(text)
-            return ExportedTable(frozenset(row[0] for row in table.rows), table)
+            pairs = [(row[0], code) for row, code in zip(table.rows, table.codes, strict=True) if code]
+            codes = {kernel: frozenset(code for name, code in pairs if name == kernel) for kernel, _ in pairs}
+            return ExportedTable(frozenset(row[0] for row in table.rows), table, codes=codes)
         names = tables.parsed(text)
-        return ExportedTable(frozenset({names["KERNEL"]}), devices=names["TABLE"], codes=names.get("CODE", {}))
+        codes = {names["KERNEL"]: frozenset(names.get("CODE", {}).values()) - {""}}
+        return ExportedTable(frozenset(codes), devices=names["TABLE"], codes=codes)
     except (OSError, ValueError, TypeError) as error:
         advice = "name a file that fp8tune export or fp8tune export --for python wrote"
         raise UsageError(f"{path} {problem} ({one_line(error, 100)}): {advice}") from None

@@ -18,7 +18,9 @@ from fp8tune.measure import device
 from fp8tune.records import ClockLimits, Telemetry
 from fp8tune.revisions import source
 from fp8tune.store.results import Store
+from fp8tune.studies import installed_hash
 from fp8tune.sweeping import picks
+from fp8tune.tables.launch_table import Entry, LaunchTable
 
 CALM = Telemetry(1980, 2619, 40, 120.0, 0)
 
@@ -219,3 +221,17 @@ def test_passwords_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = fp8tune("doctor", cwd=tmp_path)
     assert result.returncode == 1
     assert "secret" not in result.stdout + result.stderr
+
+
+def test_own_tables_that_are_damaged_or_older_than_their_kernels_are_found(tmp_path: Path) -> None:
+    rows = [
+        Entry("colwise", "", None, (("num_warps", 4),), code=code) for code in (installed_hash("colwise"), "0" * 16)
+    ]
+    for name, entry in zip(("sm_90", "sm_100"), rows, strict=True):
+        (tmp_path / f"{name}.py").write_text(LaunchTable(name, (entry,)).render())
+    (tmp_path / "gfx942.py").write_text(LaunchTable("gfx942", (rows[0],)).render().replace("num_warps", "num_wraps"))
+    damaged, changed = databases.check_own_tables(tmp_path)
+    assert (damaged.level, changed.level) == (Level.ERROR, Level.WARNING)
+    assert "gfx942.py" in damaged.text
+    assert "sm_100.py: colwise has changed" in changed.text
+    assert list(databases.check_own_tables(None)) == []

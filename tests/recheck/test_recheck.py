@@ -385,6 +385,11 @@ def test_a_table_says_which_config_is_in_use(store: Store, tmp_path: Path) -> No
         plan, chosen = targets.planned(replace(OPTIONS, table=str(tmp_path / name)), store)
         assert [(target.size.problem, target.current) for target in chosen] == [(size.problem, slow)]
         assert timed(Recheck(store, plan, chosen)) >= 0
+        assert not any("other code" in notice for notice in plan.notices)
+    row = Entry(size.version.kernel, "", key, tuple(slow.items()), code="0" * 16)
+    (tmp_path / "old.py").write_text(LaunchTable("simulated", (row,)).render())
+    plan, _ = targets.planned(replace(OPTIONS, table=str(tmp_path / "old.py")), store)
+    assert any("was measured with other code" in notice for notice in plan.notices)
     assert not Path("canary").exists()
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..tuners import decoded, flattened, function_name, is_tensor, python_function, tensor_in
 
 _PLAIN = frozenset({int, bool, str, type(None)})
+_TENSORS: set[type] = set()  # types of tensors that were launched with
 
 Values = dict[str, Any]
 
@@ -23,10 +24,17 @@ class Choice(NamedTuple):
     """Part of a table's row that a launch takes."""
 
     options: Values
-    constants: Values | None = None
-    """None if it keeps its own."""
+    config: Values | None = None
+    """Options and constants; None if it keeps its own constants."""
     programs: tuple[int, ...] = ()
     """Programs of the launch that the constants were checked on."""
+
+    def suits(self, arguments: Mapping[str, Any]) -> bool:
+        """Return True if a launch has the programs that the constants were checked with."""
+        assert self.config is not None
+        grid, bound = arguments["grid"], {**arguments, **self.config}
+        programs = grid(bound) if callable(grid) else grid
+        return programs == self.programs or _padded(programs) == _padded(self.programs)
 
 
 class Signature:
@@ -46,16 +54,20 @@ class Signature:
         Numbers that are not whole count only as constants: a learning rate is another at each launch.
         """
         items: list[Any] = []
+        add, get = items.append, arguments.get
         for name in self.names:
-            value: Any = arguments.get(name)
+            value: Any = get(name)
             kind = type(value)
             if kind in _PLAIN:
-                items.append(value)
+                add(value)
+            elif kind in _TENSORS:
+                add(value.dtype)
+                add(value.shape)
             elif is_tensor(value):
-                items.append(value.dtype)
-                items.append(value.shape)
+                _TENSORS.add(kind)
+                return self.id_of(arguments)
             elif kind is not float or name in self.constants:
-                items.append(_hashable(self._described(name, value)))
+                add(tuple(self._described(name, value).items()))
         return tuple(items)
 
     def described(self, arguments: Mapping[str, Any]) -> Values:
@@ -90,10 +102,6 @@ def _description(value: Any) -> Any:
     return function_name(value) if hasattr(value, "fn") or hasattr(value, "__code__") else str(value)
 
 
-def _hashable(values: Values) -> tuple[Any, ...]:
-    return tuple(values.items())
-
-
 def is_checked(launch: Mapping[str, Any], arguments: Mapping[str, Any], signature: Signature) -> bool:
     """Return True if a launch has the arguments of one that was checked, and its constants."""
     own = {name: value for values in launch["constants"] for name, value in values.items()}
@@ -110,11 +118,9 @@ def _equal(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     )
 
 
-def programs_of(grid: Any, arguments: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the programs of a grid in x, y and z."""
-    programs = grid(arguments) if callable(grid) else grid
-    programs = tuple(programs) if isinstance(programs, Sequence) else (programs,)
-    return (*map(int, programs), 1, 1)[:3]
+def _padded(programs: Any) -> tuple[int, ...]:
+    """Return programs in x, y and z."""
+    return (*map(int, programs if isinstance(programs, Sequence) else (programs,)), 1, 1)[:3]
 
 
 class Row(NamedTuple):
@@ -133,11 +139,9 @@ class Row(NamedTuple):
         """Return what a launch takes, whose key is that of the row."""
         constants = {name: decoded(value) for name, value in self.arguments["kwargs"].items()}
         for launch in self.launches:
-            programs = (*launch["grid"], 1, 1)[:3]
-            if is_checked(launch, arguments, signature):
-                bound = {**signature.defaults, **arguments, **self.options, **constants}
-                if programs_of(arguments["grid"], bound) == programs:
-                    return Choice(self.options, constants, programs)
+            choice = Choice(self.options, {**self.options, **constants}, launch["grid"])
+            if is_checked(launch, arguments, signature) and choice.suits({**signature.defaults, **arguments}):
+                return choice
         return Choice(self.options)
 
     def own_constants(self, arguments: Mapping[str, Any]) -> list[str]:

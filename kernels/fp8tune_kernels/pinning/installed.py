@@ -18,7 +18,7 @@ from typing import Any
 
 from ..agreement import ranks
 from ..tuners import function_name, tuning_key
-from .bare import Choice, Row, Signature, programs_of
+from .bare import Choice, Row, Signature
 from .compare import are_several_ranks, change_of, changed_devices, check_key, configs_of
 from .errors import PinError
 from .keys import Key, bare_key, distance_of, plain
@@ -196,11 +196,9 @@ class Pinned(TunedConfigs):
             self._choices[launch] = self._choice(signature, arguments)
         choice = self._choices[launch]
         if choice is not None:
-            arguments |= choice.options
-            if choice.constants is not None:
-                changed = {**arguments, **choice.constants}
-                if programs_of(changed["grid"], {**signature.defaults, **changed}) == choice.programs:
-                    arguments = changed
+            bound = {**signature.defaults, **arguments}
+            is_checked = choice.config is not None and choice.suits(bound)
+            arguments |= choice.config if is_checked and choice.config is not None else choice.options
         return self._kind.run(self.target, **arguments) if self._wrapper is None else self._run(**arguments)
 
     def _choice(self, signature: Signature, arguments: Mapping[str, Any]) -> Choice | None:
@@ -216,7 +214,7 @@ class Pinned(TunedConfigs):
                 return None
             row: Row = rows[known]
             choice = row.choice(arguments, signature) if known == key else Choice(row.options)
-            constants = ", ".join(row.own_constants(arguments) if choice.constants is None else ())
+            constants = ", ".join(row.own_constants(arguments) if choice.config is None else ())
             if constants and self.table.launches and self.mode != "nearest":
                 reason = (
                     f"{self.name}: {self.table.source} has no config that was checked with its {constants} for {key}"

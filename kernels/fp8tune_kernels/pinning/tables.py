@@ -130,6 +130,8 @@ def parsed(text: str) -> dict[str, Any]:
         raise ValueError("it has no KERNEL or no TABLE")
     if not all(isinstance(rows, dict) for rows in names["TABLE"].values()):
         raise ValueError("TABLE has no rows by key")
+    if not all(isinstance(names.get(name, {}), dict) for name in ("CODE", "LAUNCHES")):
+        raise ValueError("CODE or LAUNCHES has no devices")
     key = names.get("KEY", ())
     if not isinstance(key, tuple) or not all(isinstance(name, str) for name in key):
         raise ValueError("KEY holds no names")
