@@ -66,7 +66,7 @@ def key_of(problem: Problem) -> NamedInts:
 def row(
     time_us: float | None = 100.0,
     *,
-    of: Problem | None = None,
+    size: Problem | None = None,
     config: NamedInts = config(),
     device: Device = H100,
     kind: Kind = Kind.MEASURED,
@@ -77,17 +77,17 @@ def row(
     stage: str = "screen",
     facts: Facts = Facts(),
 ) -> Row:
-    of = of or problem()
+    size = size or problem()
     outcome = Outcome(status, time_us, "" if status is Status.OK else str(status), facts=facts)
     return Row(
-        of,
+        size,
         config,
         device,
         kind,
         outcome,
         version,
-        key_of(of),
-        bytes_moved=3 * of.shape["M"] * of.shape["K"],
+        key_of(size),
+        bytes_moved=3 * size.shape["M"] * size.shape["K"],
         commit="c0ffee",
         stage=stage,
         round=round,
@@ -97,7 +97,7 @@ def row(
 
 def evidence(
     *times_us: float,
-    of: Problem | None = None,
+    size: Problem | None = None,
     config: NamedInts | None = config(),
     device: Device = H100,
     kind: Kind = Kind.MEASURED,
@@ -106,8 +106,8 @@ def evidence(
     **others: Any,
 ) -> Study:
     """A study with one result, of which ``others`` are fields of either."""
-    of = of or problem()
-    return study_of(of, config, device, kind, status, times_us, version, key_of(of), **others)
+    size = size or problem()
+    return study_of(size, config, device, kind, status, times_us, version, key_of(size), **others)
 
 
 def study_of(
@@ -154,8 +154,8 @@ def studies_of(
     return decided(merged(rows), tables, recorded)
 
 
-def subject(of: Problem | None = None, device: Device = H100, version: KernelVersion = KERNEL) -> Subject:
-    return Subject(version, device, Kind.MEASURED, of or problem())
+def subject(size: Problem | None = None, device: Device = H100, version: KernelVersion = KERNEL) -> Subject:
+    return Subject(version, device, Kind.MEASURED, size or problem())
 
 
 def begin(store: Store, device: Device = H100, request: str = "request", *, again: bool = False) -> int:
@@ -164,8 +164,8 @@ def begin(store: Store, device: Device = H100, request: str = "request", *, agai
     )
 
 
-def end_finals(store: Store, sweep: int, of: Problem | None = None, device: Device = H100) -> None:
-    store.end_finals(sweep, subject(of, device), FinalsRun("", tie_band=0.01, keep_band=0.015))
+def end_finals(store: Store, sweep: int, size: Problem | None = None, device: Device = H100) -> None:
+    store.end_finals(sweep, subject(size, device), FinalsRun("", tie_band=0.01, keep_band=0.015))
 
 
 def finished_sweep(
@@ -173,9 +173,9 @@ def finished_sweep(
 ) -> None:
     """Store a sweep that ran to its end."""
     sweep = begin(store, device, request)
-    for of, times in times_us.items():
-        store.add_many(sweep, [row(time_us, of=of, config=name, device=device) for name, time_us in times.items()])
-        store.mark_complete(sweep, subject(of, device), len(times))
+    for size, times in times_us.items():
+        store.add_many(sweep, [row(time_us, size=size, config=name, device=device) for name, time_us in times.items()])
+        store.mark_complete(sweep, subject(size, device), len(times))
     store.finish_sweep(sweep)
 
 
@@ -186,7 +186,7 @@ def only_study(*rows: Study) -> Study:
 
 
 def table_text(rows: Iterable[Study], arch: str = "sm_90", tables: CurrentTables = NO_TABLES) -> str:
-    """The module of a table of some rows alone."""
+    """The module of a table with some rows alone."""
     rows = list(rows)
     return select(studies_of(rows, tables), compiled_studies(rows), arch, tables).table.render()
 

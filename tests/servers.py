@@ -114,7 +114,7 @@ class Server:
         return f"{self.root_url}/{name}"
 
     def empty(self, url: str) -> None:
-        """Remove all rows of a database that fp8tune made, and count from 1 again: a tenth of the work of a new one."""
+        """Remove all rows of a database that fp8tune made, and count from 1 again: a tenth of a new one's work."""
         name = url.rpartition("/")[2]
         if name not in self._to_empty:
             tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"

@@ -1,4 +1,4 @@
-"""A sweep that is told to end warns of no semaphores of what its kernels import."""
+"""A sweep that is told to end warns of no semaphores that its kernels' imports made."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_the_spec_by_hand_is_swept(file: str, name: str, grid: tuple[str, ...], 
 
 
 def rows(page: str, header: str) -> list[str]:
-    """The first column of a table of a page."""
+    """The first column of a page's table."""
     text = (HOWTO / page).read_text(encoding="utf-8")
     table = text[text.index(f"| {header} |") :].partition("\n\n")[0]
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]

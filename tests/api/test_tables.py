@@ -28,14 +28,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         sweep = begin(store, H200, "finals")
         store.record_ceiling(sweep, H200, 4000.0)
         blocks = [
-            row(time_us + n / 10, of=LARGE, config=tried, device=H200, process=f"final {n}", round=turn, stage=stage)
+            row(time_us + n / 10, size=LARGE, config=tried, device=H200, process=f"final {n}", round=turn, stage=stage)
             for tried, time_us in {DEFAULT: 90.0, FASTER: 80.0}.items()
             for stage, processes in (("screen", [9]), ("final", range(4)))
             for n in processes
             for turn in range(2)
         ]
         samples = Outcome(Status.OK, 80.0, samples_us=(79.0, 80.0, 90.0), tick_us=0.5)
-        sampled = replace(row(of=LARGE, config=FASTER, device=H200, round=7), outcome=samples)
+        sampled = replace(row(size=LARGE, config=FASTER, device=H200, round=7), outcome=samples)
         store.add_many(sweep, [*blocks, sampled])
         store.mark_complete(sweep, subject(LARGE, H200), 2)
         end_finals(store, sweep, LARGE, H200)

@@ -39,8 +39,8 @@ def test_casts_are_compared_byte_for_byte() -> None:
     spec = catalog.load("rowwise-2d")
     q, scales = torch.zeros(2, 4, dtype=torch.float8_e4m3fn), torch.ones(2, 1)
     assert casts.fault(spec, (q, scales), (q, scales)) == ""
-    other = q.view(torch.uint8).clone().index_fill_(1, torch.tensor([3]), 1).view(q.dtype)
-    assert casts.fault(spec, (other, scales), (q, scales)) == "wrong output 0"
+    changed = q.view(torch.uint8).clone().index_fill_(1, torch.tensor([3]), 1).view(q.dtype)
+    assert casts.fault(spec, (changed, scales), (q, scales)) == "wrong output 0"
     assert casts.fault(spec, (q.float(), scales), (q, scales)) == "wrong output 0"
 
 

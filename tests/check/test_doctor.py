@@ -158,8 +158,8 @@ def store_finals(store: Store, gpu: str, processes_us: Sequence[float]) -> None:
     sweep = begin(store, device, request=gpu)
     for process, time_us in enumerate(processes_us):
         for block, factor in ((32, 1), (64, 2)):
-            of = {"config": config(block), "device": device, "process": f"final {process:02d}", "stage": "final"}
-            store.add(sweep, row(time_us * factor, **of))
+            options = {"config": config(block), "device": device, "process": f"final {process:02d}", "stage": "final"}
+            store.add(sweep, row(time_us * factor, **options))
     end_finals(store, sweep, device=device)
 
 

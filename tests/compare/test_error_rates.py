@@ -104,7 +104,7 @@ def test_a_slowdown_too_small_to_matter_is_mostly_left_alone() -> None:
 
 @pytest.mark.parametrize("arm_sd", [0.0, 0.003])
 def test_the_interval_of_the_mean_covers_offsets_of_arms(arm_sd: float) -> None:
-    """Without the control's drift in the error, 56 % of the intervals of the second case excluded 1."""
+    """Without the control's drift in the error, 56 % of the second case's intervals excluded 1."""
     random = np.random.default_rng(14)
     intervals = [Session(random, H200, np.zeros(4), arm_sd).run()[1] for _ in range(RUNS)]
     excluded = sum(not low <= 1 <= high for low, high in intervals)

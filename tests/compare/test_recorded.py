@@ -184,18 +184,18 @@ def test_simulated_results_are_never_clear(repository: Path) -> None:
 def test_recorded_results_are_selected_by_shape(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     commit(tmp_path, {"k.py": (PLANTED / "versioned.py").read_text()})
-    other = NamedInts(M=64, K=8)
+    large = NamedInts(M=64, K=8)
     problems = [
-        Problem("versioned", shape, routing) for shape in (other, NamedInts(M=30, K=8)) for routing in ("none", "zipf")
+        Problem("versioned", shape, routing) for shape in (large, NamedInts(M=30, K=8)) for routing in ("none", "zipf")
     ]
     studies = [
         study_of(problem, CONFIG, H100, Kind.MEASURED, Status.OK, [1.0], KernelVersion("versioned", "1"))
         for problem in problems
     ]
     with checked_out("main..main", [f"{tmp_path}/k.py:SPEC"]) as sides:
-        chosen = recorded.selected(studies, sides, [Selection((other,))])
+        chosen = recorded.selected(studies, sides, [Selection((large,))])
         assert [study.problem for study in chosen] == problems[:2]
-        chosen = recorded.selected(studies, sides, [Selection((other,), settings=Settings(routing="zipf"))])
+        chosen = recorded.selected(studies, sides, [Selection((large,), settings=Settings(routing="zipf"))])
         assert [study.problem for study in chosen] == problems[1:2]
         with pytest.raises(errors.UsageError, match="hold no problem"):
             recorded.selected(studies, sides, [Selection((NamedInts(T=1),))])

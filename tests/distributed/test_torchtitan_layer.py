@@ -78,16 +78,16 @@ def test_rows_that_a_dispatcher_has_sent_give_the_layers_results(kind: type) -> 
 
 
 def test_gate_and_up_in_one_parameter_give_the_bytes_of_two() -> None:
-    two, one = routed_of(GroupedExperts), routed_of(FusedGroupedExperts)
+    two, fused = routed_of(GroupedExperts), routed_of(FusedGroupedExperts)
     experts = two.inner_experts
     with torch.no_grad():
-        one.inner_experts.w13.copy_(torch.stack([experts.w1_EFD, experts.w3_EFD], 2))
-        one.inner_experts.w2_EDF.copy_(experts.w2_EDF)
+        fused.inner_experts.w13.copy_(torch.stack([experts.w1_EFD, experts.w3_EFD], 2))
+        fused.inner_experts.w2_EDF.copy_(experts.w2_EDF)
     out, d_x, d_scores, d_w1, d_w2, d_w3 = step(routed_experts_method(), two)
-    other = step(routed_experts_method(), one)
-    for mine, right in zip(other, (out, d_x, d_scores, torch.stack([d_w1, d_w3], 2), d_w2), strict=True):
+    results = step(routed_experts_method(), fused)
+    for mine, right in zip(results, (out, d_x, d_scores, torch.stack([d_w1, d_w3], 2), d_w2), strict=True):
         assert near([mine], [right], 0.99999)  # the sum over columns has another order
-    assert torch.equal(other[0], out)
+    assert torch.equal(results[0], out)
 
 
 def test_experts_of_gpt_oss_are_those_of_the_layer() -> None:

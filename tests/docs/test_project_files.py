@@ -130,7 +130,7 @@ def installed(wheel: Path, site: Path) -> tuple[set[str], str]:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist of a copy of the tree that has a small database and the files of somebody at work."""
+    """An sdist of the tree's copy that has a small database and the files of somebody at work."""
     tree = tmp_path_factory.mktemp("tree") / "fp8tune"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "*.db*", "__pycache__", "build", "dist"))
     shutil.copy(ROOT / ".gitignore", tree)

@@ -113,20 +113,20 @@ def test_a_killed_worker_is_started_again_and_a_signal_leaves_nothing(tmp_path: 
 
 
 def test_the_timer_of_the_environment_makes_gpus_of_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = dict[str, Any]()
+    options_of_init = dict[str, Any]()
 
     def init(**options: Any) -> None:
-        asked.update(options)
+        options_of_init.update(options)
         raise ConnectionError("enough")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for timer, name in ((None, "do_bench"), (DEVICE, ""), (None, DEVICE)):
         monkeypatch.setenv("FP8TUNE_TIMER", name)
-        asked.clear()
+        options_of_init.clear()
         with pytest.raises(MachineError, match="enough"):
             RayFleet(str(tmp_path / "file.db"), [], timer).__enter__()
-        assert ("num_gpus" in asked) == (DEVICE in (timer, name))
+        assert ("num_gpus" in options_of_init) == (DEVICE in (timer, name))
 
 
 def test_a_file_is_refused_where_gpus_are_on_other_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Compile a config of every form of every kernel for GPUs that are not here, and print the results as JSON.
+"""Compile a config for every form of every kernel, for GPUs that are not here, and print the results as JSON.
 
 Run as a script, ``compile_kernels.py ARCH...``: interpreting and compiling cannot share a process.
 """
@@ -69,7 +69,7 @@ def compile_for(arch: str) -> dict[str, Any]:
 
 
 def expert_parallel_forms(arch: str) -> dict[str, Any]:
-    """Binaries and assembly of the kernels of expert parallelism, which belong to no spec, on batches of two ranks."""
+    """Binaries and assembly of expert parallelism's kernels, which belong to no spec, on batches of two ranks."""
     make, K, launches = functools.partial(torch.empty, device="meta"), 2048, []
     for T in (4096, 4097, 1):
         padded, choice = expert_parallel._rows_with_words(T, 17, K), make(T, 8)
@@ -127,7 +127,7 @@ SMALLER = {"BLOCK_SIZE": 64, "BLOCK_SIZE_ITER": 128, "num_warps": 4}
 
 
 def variants(spec: KernelSpec, arch: str) -> dict[str, tuple[str, NamedInts]]:
-    """Input layout and config of each form of a kernel that has code of its own, by label.
+    """Input layout and config of each kernel form that has code of its own, by label.
 
     A kernel's name is its default form on the first layout. On sm_90 there are also ``NAME LAYOUT`` for each other
     layout and, for a kernel that walks twice or in panels, ``NAME panels`` or ``NAME twice``.

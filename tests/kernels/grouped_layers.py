@@ -82,7 +82,7 @@ def by_group(layer: Layer, operand: Callable[[Tensor, int], Tensor] = lambda x, 
 
 
 def sqnr_db(result: Tensor, right: Tensor) -> float:
-    """Signal over noise: 10 log10 of the sum of squares over that of the errors; infinite where nothing differs."""
+    """Signal over noise: 10 log10 of squares summed, over that of the errors; infinite where nothing differs."""
     signal, noise = right.detach().double(), result.detach().double() - right.detach().double()
     return float(10 * torch.log10(signal.square().sum() / noise.square().sum()))
 

@@ -35,7 +35,7 @@ def problem_of(spec: KernelSpec, layout: str = "", in_dtype: str = "", **fields:
 
 @functools.lru_cache(maxsize=4)
 def tensors_on_edges(problem: Problem, first: int = 0, step: int = 1) -> tuple[checking.Tensors, ...]:
-    """Tensors of a problem and of its edges, the smallest first, or of every ``step``-th of them.
+    """Tensors of a problem and of its edges, the smallest first, or of every ``step``-th.
 
     A check leaves them unchanged: configs and faulty copies share them.
     """
@@ -71,7 +71,7 @@ def with_short_lead(config: NamedInts) -> NamedInts:
 
 
 def faults_found(spec: KernelSpec, problem: Problem, config: NamedInts, from_largest: bool = False) -> Iterator[str]:
-    """Yield the faults in the outputs of a spec, or of a faulty copy of the kernel, on each edge."""
+    """Yield the faults in the outputs of a spec, or of a faulty copy, on each edge."""
     edges = [*enumerate(tensors_on_edges(problem))]
     for number, tensors in reversed(edges) if from_largest else edges:
         if wrong := replace(tensors, spec=spec).check(config, [number]):

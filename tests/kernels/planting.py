@@ -63,7 +63,7 @@ def plant_foreign(title: str, fault: Sequence[str], folder: Path) -> tuple[str, 
 
 
 def full_name(module: str) -> str:
-    """The dotted name of a module of the kernels' package, whichever folder it lies in."""
+    """The dotted name of a module in the kernels' package, whichever folder it lies in."""
     [result] = Path(fp8tune_kernels.__file__).parent.rglob(f"{module}.py")
     return ".".join(
         ["fp8tune_kernels", *result.relative_to(Path(fp8tune_kernels.__file__).parent).with_suffix("").parts]

@@ -89,7 +89,7 @@ def test_loads_and_stores_are_wide(arch: str, compiled: dict[str, Forms]) -> Non
 
 @each_arch
 def test_sizes_of_1_compile_and_other_numbers_of_rows_compile_nothing(arch: str, compiled: dict[str, Forms]) -> None:
-    """Triton makes a constant of a size of 1, which has no ``.to()``; the interpreter accepts it."""
+    """Triton makes a size of 1 a constant, which has no ``.to()``; the interpreter accepts it."""
     assert arch != "sm_90" or compiled[arch].keys() >= {*catalog.KERNELS}
     assert {label: form["edges"] for label, form in compiled[arch].items() if form.get("edges")} == {}
     assert {label for label, form in compiled[arch].items() if form["binaries"] != 1} == set()

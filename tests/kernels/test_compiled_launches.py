@@ -1,4 +1,4 @@
-"""A compiled layer launches what an eager one launches: the same kernels with the same grids, and no copies beside."""
+"""A compiled layer launches what an eager one launches: the same kernels with the same grids, and no copies."""
 
 from __future__ import annotations
 

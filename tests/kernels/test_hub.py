@@ -1,4 +1,4 @@
-"""The Hugging Face kernel that ``kernels/hub/assemble.py`` writes loads alone, and beside the package it is made of."""
+"""The Hugging Face kernel that ``kernels/hub/assemble.py`` writes loads alone, and beside its own package."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class FakeTensor:
 
 @dataclass
 class FakeKernel:
-    """Counts what goes Triton's own way, and keeps what its binary is run with."""
+    """Counts what goes Triton's own way, and keeps the arguments of its binary."""
 
     own: list[tuple[Any, ...]] = field(default_factory=list)
     again: list[tuple[Any, ...]] = field(default_factory=list)

@@ -263,7 +263,7 @@ def test_shipped_rows_are_those_of_the_newest_triton_that_is_not_newer_than_the_
     monkeypatch.setattr(tables, "_installed", lambda: version)
     lookup.forget()
     for exported in (tables.table("sm_0", version), tables.table("sm_0")):
-        assert [taken(SPEC, dict(asked or ()), exported, "")[1] for asked in (NEAR, OTHER)] == [
+        assert [taken(SPEC, dict(key or ()), exported, "")[1] for key in (NEAR, OTHER)] == [
             row(warps, NEAR),
             row(16, OTHER),
         ]

@@ -53,7 +53,7 @@ def run(reference: str, fault: int, device: str, problem: Problem | None = None)
 def run_timed(
     reference: str, fault: int, device: str, launches: int = 9, rounds: tuple[int, ...] = (0,)
 ) -> tuple[Outcome, list[tuple[Callable[[], object], float | None]]]:
-    """Check and time a config; also what the clock was called with."""
+    """Check and time a config; also the arguments of the clock."""
     calls: list[tuple[Callable[[], object], float | None]] = []
 
     def block(launch: Callable[[], object], too_slow_us: float | None = None) -> Outcome:

@@ -182,7 +182,7 @@ def test_a_fingerprint_tells_any_changed_byte_and_any_two_swapped_words(size: in
 
 @pytest.mark.parametrize("size", [0, 7, 8, 31, 32, 33, 64, 100, 200, 203])
 def test_a_fingerprint_is_a_sum_of_weighted_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was when each chunk was added by itself: stored hashes of outputs rest on it."""
+    """It equals the sum of single chunks: stored hashes of outputs rest on it."""
     monkeypatch.setattr(guards, "_CHUNK_WORDS", 4)
     monkeypatch.setattr(guards, "_CHUNKS", 2)
     monkeypatch.setattr(guards, "_weights", lambda device: torch.tensor([3, 5, 7, 9]))

@@ -62,7 +62,7 @@ def test_one_process_answers_many_calls_and_an_exception_keeps_it(worker: Worker
 
 
 def test_a_fresh_process_does_not_hash_tritons_libraries() -> None:
-    """It took half a second of each fresh process of a confirmation."""
+    """It took half a second of each fresh process in a confirmation."""
     keys = "__import__('triton').runtime.cache.triton_key.cache_info().currsize"
     own = "worker.PRELOAD = [name for name in worker.PRELOAD if name.endswith('forked')]"  # torch takes seconds
     code = f"from fp8tune.measure import worker; {own}; print(worker.Worker().call(60, eval, {keys!r}))"

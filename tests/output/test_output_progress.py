@@ -41,7 +41,7 @@ def console(stream: io.StringIO, width: int = 80) -> Console:
 
 
 def a_sweep(*, stored: bool = False) -> Iterator[events.Event]:
-    """Yield the events of a sweep of two sizes, all from the database or all new."""
+    """Yield the events when two sizes are swept, all from the database or all new."""
 
     def timed(config: NamedInts, time_us: float, stage: str) -> events.TrialDone:
         row = Row(PROBLEM, config, DEVICE, Kind.MEASURED, Outcome(Status.OK, time_us), stage=stage)

@@ -52,7 +52,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finished_sweep(store, {problem(M=M, K=K): {DEFAULT: M / 50, config(64): M / 99} for M, K in sizes}, H200)
         finished_sweep(store, {problem(): {DEFAULT: 100.0, config(64): 101.0, config(128): 130.0}}, H100)
         sweep = begin(store, H100, "finals")
-        final = functools.partial(row, of=problem(), stage="final")
+        final = functools.partial(row, size=problem(), stage="final")
         trials = [
             final(time_us + 0.01 * process * round, config=finalist, process=f"final {process:02}", round=round)
             for process in range(4)
@@ -60,11 +60,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for round in range(3)
         ]
         store.add_many(sweep, trials)
-        store.add(sweep, row(None, of=problem(), config=config(128, 8), status=Status.OUT_OF_RESOURCES))
+        store.add(sweep, row(None, size=problem(), config=config(128, 8), status=Status.OUT_OF_RESOURCES))
         end_finals(store, sweep, problem())
         store.mark_complete(sweep, subject(problem()), 4)
         failed = begin(store, H100, "wrong")
-        store.add(failed, row(None, of=WRONG, config=config(32), status=Status.WRONG))
+        store.add(failed, row(None, size=WRONG, config=config(32), status=Status.WRONG))
         store.mark_complete(failed, subject(WRONG), 1)
     return path
 

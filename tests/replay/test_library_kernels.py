@@ -109,7 +109,7 @@ def _modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checked(folder: Path, recorded: Recorded) -> Iterator[tuple[str, Store]]:
-    """Output and rows of a sweep of everything on Triton's interpreter."""
+    """Output and rows of a whole sweep on Triton's interpreter."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRITON_INTERPRET", "1")
         patched.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
@@ -123,7 +123,7 @@ def checked(folder: Path, recorded: Recorded) -> Iterator[tuple[str, Store]]:
 
 @pytest.fixture(scope="module")
 def timed(folder: Path, recorded: Recorded) -> str:
-    """Output of a sweep of everything on a simulated GPU."""
+    """Output of a whole sweep on a simulated GPU."""
     options = ("--timer", "simulated:1", "--quick", "--db", "timed.db")
     ended = fp8tune("sweep", "--recording", "run.json", *options, cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -185,7 +185,7 @@ def test_kernels_have_the_names_by_which_they_can_be_imported(kernels: dict[str,
 
 
 def outcomes(store: Store, name: str) -> list[tuple[int, Status, str]]:
-    """Return the block, the status and the reason of all outcomes of a kernel."""
+    """Return the block, the status and the reason of a kernel's outcomes."""
     tallies = [store.tally(subject) for subject in subjects_of(store.pools(f"{MODULE}:{name}"))]
     every = [item for tally in tallies for item in tally.outcomes.items()]
     return sorted((config.get("B", 0), outcome.status, outcome.reason) for config, outcome in every)

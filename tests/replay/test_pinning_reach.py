@@ -27,7 +27,7 @@ TABLE = {(4096,): {"kwargs": {"BLOCK": 256}, "num_warps": 8}}
 
 
 class Jitted(KernelInterface[Any]):
-    """Stand-in for a ``triton.jit`` function; notes the blocks that it is launched with."""
+    """Stand-in for a ``triton.jit`` function; notes the block of each launch."""
 
     arg_names = ("n", "BLOCK")
 
@@ -116,8 +116,8 @@ def test_a_tuner_of_the_same_function_with_another_list_or_key_is_reported_and_l
     pin(TABLE, kernel)
     assert block(kernel) == 256
     assert reasons() == {}
-    other = tuner(configs=CONFIGS[:2], jitted=kernel.fn)
-    assert block(other) == 64
+    shorter = tuner(configs=CONFIGS[:2], jitted=kernel.fn)
+    assert block(shorter) == 64
     assert "configs" in reasons()["kernel"]
     assert block(tuner(keys=(), jitted=kernel.fn)) == 64
     assert "key" in " ".join(row["reason"] for row in pin_report()["unpinned"])
@@ -353,7 +353,7 @@ def programmed(folder: Path, program: str, *arguments: str, **variables: str) ->
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_modules_with_made_up_names_are_pinned_by_their_file_and_code(tmp_path: Path, listed: bool) -> None:
-    """The same file twice under two names, a copy of it in another folder, and another revision."""
+    """One file twice under two names, a copy of it in another folder, and another revision."""
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "quick.py").write_text(

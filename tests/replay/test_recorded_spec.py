@@ -157,7 +157,7 @@ def test_the_default_of_a_bare_kernel_is_what_each_launch_was_made_with() -> Non
 def test_the_grid_of_a_bare_kernel_is_a_product_around_each_launchs_own_config(
     texts: tuple[str, ...], expected: list[list[tuple[int, int]]]
 ) -> None:
-    """Whether the values are those of the launches or others, and in what order."""
+    """Values of launches and others, in any order."""
     spec = bare_spec(launched(1000, 64, 1), launched(4096, 512, 8))
     axes = grids.parse_grid(texts, spec.axes)
     facts = axes, None, grids.parse_conditions(texts, axes), grids.named_axes(texts)

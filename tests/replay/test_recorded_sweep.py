@@ -1,4 +1,4 @@
-"""References, checks and notices of a sweep of a recorded kernel."""
+"""References, checks and notices when a recorded kernel is swept."""
 
 from __future__ import annotations
 
@@ -109,15 +109,15 @@ def test_today_of_a_bare_kernel_is_what_each_launch_was_made_with(tmp_path: Path
     code, output = sweep(tmp_path, kernel, *options)
     assert (code, "32 right" in output) == (0, True), output
     (tmp_path / "run.json").unlink()
-    found = picks_of(tmp_path)
-    assert {n: (pick.today, pick.today_origin) for n, pick in found.items()} == {n: (own[n], "program") for n in own}
+    picks = picks_of(tmp_path)
+    assert {n: (pick.today, pick.today_origin) for n, pick in picks.items()} == {n: (own[n], "program") for n in own}
     with Store.open(str(tmp_path / "rows.db"), writable=False) as store:
         studies = {study.problem.shape["n"]: study for study in read_studies(store)}
     for n, study in studies.items():
         times_us = study.times_us
         assert study.speedup == pytest.approx(times_us[own[n]] / times_us[study.pick.config], rel=0.01)
         assert [result.config for result in study.results if result.control] == [own[n]]
-        assert (study.default, found[n].speedup_ratio) == (own[n], study.speedup)
+        assert (study.default, picks[n].speedup_ratio) == (own[n], study.speedup)
 
 
 def test_each_launch_of_a_bare_kernel_is_in_use_until_a_grid_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recordings of a few of the foreign kernels, written by hand."""
+"""Recordings of a few foreign kernels, written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Browser of the tests of pages."""
+"""Browser for the tests of pages."""
 
 from __future__ import annotations
 

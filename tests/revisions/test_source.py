@@ -1,4 +1,4 @@
-"""Hash of a kernel's timed path: what changes it, what does not, and where it can be computed from."""
+"""Hash of a kernel's timed path: what changes it, what does not, and where it can be computed."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SimulatedProblem:
-    """True times of the configs of a problem."""
+    """True times of a problem's configs."""
 
     logs: Floats
     """(config,): true log microseconds, the mean over processes."""

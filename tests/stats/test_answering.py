@@ -95,13 +95,13 @@ def test_each_device_has_its_own_winner():
 
 def published(time_us: float, **others: object):
     size = replace(problem(), routing="unstated", scale_mode="unstated")
-    return evidence(time_us, of=size, kind=Kind.PUBLISHED, version=None, device=replace(H100, name="other"), **others)
+    return evidence(time_us, size=size, kind=Kind.PUBLISHED, version=None, device=replace(H100, name="other"), **others)
 
 
 def test_published_rows_rank_below_measured_ones_of_the_same_shape():
     rows = [published(10.0), evidence(100.0)]
     assert [item.kind for item in studies_of(rows)] == [Kind.MEASURED]
-    rows[1] = evidence(100.0, of=problem(K=2048))
+    rows[1] = evidence(100.0, size=problem(K=2048))
     assert [item.kind for item in studies_of(rows)] == [Kind.MEASURED, Kind.PUBLISHED]
 
 
@@ -129,7 +129,7 @@ times = st.dictionaries(
 @given(times, st.randoms(use_true_random=False))
 def test_any_order_of_rows_gives_the_same_winners(measured, generator):
     rows = [
-        evidence(*values, of=problem(K=K), config=config(block, warps, stages), device=device, version=version)
+        evidence(*values, size=problem(K=K), config=config(block, warps, stages), device=device, version=version)
         for (block, warps, stages, K, version, device), values in measured.items()
     ]
     result, again = studies_of(rows), studies_of(generator.sample(rows, len(rows)))
@@ -142,7 +142,7 @@ def test_any_order_of_rows_gives_the_same_winners(measured, generator):
 def shape_times(**times_us: tuple[float, ...]):
     """One row a shape and config: ``k1024=(time of block 32, 64, 128)``."""
     return [
-        evidence(time_us, of=problem(K=int(name[1:])), config=config(block))
+        evidence(time_us, size=problem(K=int(name[1:])), config=config(block))
         for name, values in times_us.items()
         for block, time_us in zip((32, 64, 128), values, strict=False)
     ]
@@ -162,7 +162,7 @@ def test_where_none_stays_within_five_percent_the_least_worst_is_choose_shared()
 
 def test_a_config_must_cover_every_complete_problem_to_be_choose_shared():
     assert choose_shared(studies_of(shape_times(k1024=(100.0,), k2048=(100.0, 90.0)))).config == config(32)
-    apart = [evidence(100.0, of=problem(K=1024)), evidence(90.0, of=problem(K=2048), config=config(64))]
+    apart = [evidence(100.0, size=problem(K=1024)), evidence(90.0, size=problem(K=2048), config=config(64))]
     assert choose_shared(studies_of(apart)) is None
     begun = [apart[0], replace(apart[1], complete=False)]
     assert choose_shared(studies_of(begun)).config == config()

@@ -189,7 +189,7 @@ def test_a_recorded_launch_that_may_address_a_part_of_its_tensors_is_not_from_a_
     recorded = replace(problem(), input_layout="recorded-0123456789ab")
     rates = {"bytes_moved": 200_000_000, "ceiling_gb_per_s": 2000.0, "copy_gb_per_s": 2000.0}
     study = only_study(
-        evidence(time_us, of=recorded, **rates), evidence(300.0, config=config(64), of=recorded, **rates)
+        evidence(time_us, size=recorded, **rates), evidence(300.0, config=config(64), size=recorded, **rates)
     )
     ceiling = ceiling_of(study)
     assert study.choice.verdict is Verdict.QUICK

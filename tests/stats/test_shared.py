@@ -21,7 +21,7 @@ def measured_at(times_us: dict[int, tuple[float, ...]], routing: str = "jagged")
     """K -> the times of blocks 32, 64 and 128, in microseconds."""
     return studies_of(
         [
-            evidence(time_us, of=problem(K=K, routing=routing), config=config(block))
+            evidence(time_us, size=problem(K=K, routing=routing), config=config(block))
             for K, times in times_us.items()
             for block, time_us in zip((32, 64, 128), times, strict=False)
         ]
@@ -63,7 +63,7 @@ def test_one_shape_leaves_nothing_to_choose_from():
 def test_shapes_under_one_key_are_left_out_together():
     """M is not in the key: the other M would say what it was."""
     rows = [
-        evidence(time_us, of=problem(K=K, M=M), config=config(block))
+        evidence(time_us, size=problem(K=K, M=M), config=config(block))
         for K, M, times in ((1024, 16640, (100.0, 200.0)), (1024, 32000, (100.0, 200.0)), (2048, 16640, (200.0, 100.0)))
         for block, time_us in zip((32, 64), times, strict=True)
     ]
@@ -74,25 +74,25 @@ def test_shapes_under_one_key_are_left_out_together():
 def test_a_config_without_a_time_is_unknown_and_one_that_failed_is_infinitely_slow():
     untimed = measured_at({1024: (100.0, 90.0), 2048: (100.0,)})
     assert {K: item.fallback for K, item in held(untimed).items()} == {1024: 100.0 / 90.0, 2048: None}
-    failed = evidence(status=Status.WRONG, of=problem(K=2048), config=config(64))
-    rows = [evidence(90.0, of=problem(K=K), config=config(block)) for K, block in ((1024, 64), (2048, 32))]
+    failed = evidence(status=Status.WRONG, size=problem(K=2048), config=config(64))
+    rows = [evidence(90.0, size=problem(K=K), config=config(block)) for K, block in ((1024, 64), (2048, 32))]
     assert held(studies_of([*rows, failed]))[2048].fallback == math.inf
 
 
 def test_where_nothing_covers_the_others_the_default_is_judged():
     default = config(64, stages=2)
     rows = [
-        evidence(90.0, of=problem(K=1024), config=config(32)),
-        evidence(90.0, of=problem(K=2048), config=config(128)),
-        evidence(120.0, of=problem(K=4096), config=default),
-        evidence(80.0, of=problem(K=4096), config=config(32)),
+        evidence(90.0, size=problem(K=1024), config=config(32)),
+        evidence(90.0, size=problem(K=2048), config=config(128)),
+        evidence(120.0, size=problem(K=4096), config=default),
+        evidence(80.0, size=problem(K=4096), config=config(32)),
     ]
     assert held(studies_of(rows))[4096].fallback == 1.5
 
 
 def test_a_problem_not_swept_to_its_end_is_no_judge():
-    rows = [evidence(100.0, of=problem(K=K)) for K in (1024, 2048)]
-    begun = evidence(100.0, of=problem(K=4096), complete=False)
+    rows = [evidence(100.0, size=problem(K=K)) for K in (1024, 2048)]
+    begun = evidence(100.0, size=problem(K=4096), complete=False)
     assert held(studies_of([*rows, begun])).keys() == {1024, 2048}
 
 
@@ -125,7 +125,7 @@ def test_each_shape_is_judged_by_the_nearest_row_but_its_own():
 
 def test_a_device_is_judged_by_its_own_nearest_rows_and_no_other_devices():
     studies = studies_of(
-        evidence(time_us, of=problem(K=K), config=config(block), device=device)
+        evidence(time_us, size=problem(K=K), config=config(block), device=device)
         for device in (H100, H200)
         for K in (1024, 2048)
         for block, time_us in ((32, 100.0), (64, 110.0), (128, 120.0))
@@ -141,7 +141,7 @@ def test_held_out_losses_are_judged_by_the_rule_of_lookups(monkeypatch):
     monkeypatch.setitem(select.SPANS, "colwise", Span("BLOCK_SIZE", "G"))
     size = {G: replace(problem(), shape=NamedInts(problem().shape, G=G)) for G in (16, 64, 256)}
     rows = [
-        evidence(time_us, of=single, config=config(block))
+        evidence(time_us, size=single, config=config(block))
         for single in size.values()
         for block, time_us in ((8, 110.0), (64, 100.0))
     ]
@@ -179,7 +179,7 @@ def test_the_rule_is_the_one_that_loses_less_where_both_are_known(fallback, near
 
 @pytest.mark.parametrize("current", [None, True])
 def test_one_untimed_config_does_not_take_a_kernel_off_the_nearest_key(current):
-    """It did: a sweep of a part of the grid leaves configs of other problems without a time."""
+    """It did: a sweep over a part of the grid leaves configs of other problems without a time."""
     held_out = both((1.3, 1.2, 1.3, 1.25), (1.0, 1.01, 1.0, None))
     assert prefers_nearest(held_out, current)
 

@@ -51,7 +51,7 @@ def fill(store: Store, seed: int) -> None:
             for K in generator.sample([1024, 2048, 5120], 2):
                 trials = []
                 for block in (32, 64, 128):
-                    made = row(generator.uniform(90, 110), of=problem(K=K), config=config(block), device=device)
+                    made = row(generator.uniform(90, 110), size=problem(K=K), config=config(block), device=device)
                     status = generator.choice([Status.OK, Status.OK, Status.OK, Status.CRASHED])
                     time_us = made.outcome.time_us if status is Status.OK else None
                     outcome = replace(made.outcome, status=status, time_us=time_us, reason="" if time_us else "gone")
@@ -59,7 +59,7 @@ def fill(store: Store, seed: int) -> None:
                 store.add_many(sweep, trials)
                 if generator.random() < 0.7:
                     store.mark_complete(sweep, subject(problem(K=K), device, version), 3)
-    store.add(sweep, row(None, kind=Kind.STATIC, of=problem(K=1024)))
+    store.add(sweep, row(None, kind=Kind.STATIC, size=problem(K=1024)))
 
 
 @pytest.mark.parametrize(("each_database", "seed"), SEEDS, indirect=["each_database"])

@@ -82,7 +82,7 @@ def test_what_was_imported_counts_once(databases: location.Databases) -> None:
 def test_an_unfinished_own_sweep_hides_no_finished_rows(databases: location.Databases) -> None:
     with both(databases) as (own, base):
         finished_sweep(base, {SIZE: {config(32): 100.0}})
-        own.add(begin(own), row(50.0, of=SIZE, config=config(64)))
+        own.add(begin(own), row(50.0, size=SIZE, config=config(64)))
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 100.0}
         assert set(reader.tried(subject(SIZE))) == {config(32)}
@@ -97,7 +97,7 @@ def test_own_results_win_whatever_the_code(databases: location.Databases) -> Non
     with both(databases) as (own, base):
         finished_sweep(base, {SIZE: {config(32): 10.0}})
         sweep = begin(own)
-        own.add(sweep, row(90.0, of=SIZE, version=newer))
+        own.add(sweep, row(90.0, size=SIZE, version=newer))
         own.mark_complete(sweep, subject(SIZE, version=newer), 1)
     with read(databases) as reader:
         assert picks(reader) == {(1024, H100.name): 90.0}
@@ -106,9 +106,9 @@ def test_own_results_win_whatever_the_code(databases: location.Databases) -> Non
 
 def test_what_was_not_timed_is_read_of_one_database(databases: location.Databases) -> None:
     with both(databases) as (own, base):
-        checked = [row(None, of=SIZE, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
+        checked = [row(None, size=SIZE, config=config(block), kind=Kind.INTERPRETER) for block in (32, 64)]
         base.add_many(begin(base), checked)
-        own.add(begin(own), row(None, of=SIZE, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG))
+        own.add(begin(own), row(None, size=SIZE, config=config(64), kind=Kind.INTERPRETER, status=Status.WRONG))
     with read(databases) as reader:
         (study,) = reader.studies()
         assert study.failures == {config(64): Status.WRONG}
@@ -124,7 +124,7 @@ def test_kept_picks_of_both_are_joined_and_nothing_is_decided_again(
         finished_sweep(base, {SIZE: {config(32): 100.0}, problem(K=2048): {config(32): 200.0}})
         finished_sweep(own, {SIZE: {config(64): 110.0}})
         for store, K in ((own, 2048), (base, 1024), (base, 4096)):
-            published = row(50.0, of=problem(K=K), kind=Kind.PUBLISHED, device=H200)
+            published = row(50.0, size=problem(K=K), kind=Kind.PUBLISHED, device=H200)
             store.add(begin(store), replace(published, source="a/b#1"))
         for store in (own, base):
             kept_picks.keep_current(store)

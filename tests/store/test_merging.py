@@ -39,10 +39,10 @@ def sweep_with_finals(
     store.record_ceiling(sweep, device, 3000.0 + seed)
     rows = []
     for time_us, config_ in zip(times_us, CONFIGS, strict=True):
-        rows.append(row(time_us, of=size, config=config_, device=device))
+        rows.append(row(time_us, size=size, config=config_, device=device))
         for process, round in itertools.product(range(6), range(3)):
             block_us = time_us * noise.uniform(0.9995, 1.0005)
-            made = row(block_us, of=size, config=config_, stage="final", process=f"final {process:02d}", round=round)
+            made = row(block_us, size=size, config=config_, stage="final", process=f"final {process:02d}", round=round)
             rows.append(replace(made, device=device))
     store.add_many(sweep, rows)
     store.mark_complete(sweep, subject(size, device), len(CONFIGS))
@@ -66,7 +66,7 @@ def filled(path: Path, generator: random.Random) -> None:
             else:
                 sweep = begin(store, request=f"{path.name} {number}")
                 version = generator.choice([KERNEL, WIDENED])
-                store.add(sweep, row(times[0], of=problem(K=K), config=CONFIGS[0], version=version))
+                store.add(sweep, row(times[0], size=problem(K=K), config=CONFIGS[0], version=version))
                 store.mark_complete(sweep, subject(problem(K=K), version=version), 1)
 
 

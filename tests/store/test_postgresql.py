@@ -60,7 +60,9 @@ def test_readers_beside_writers_see_one_moment(postgresql_url: str) -> None:
                 sweep, number = begin(store), 0
                 while time.monotonic() < until:
                     number += 1
-                    store.add(sweep, row(of=problem(K=number), config=config(32 + number), process=f"{index} {number}"))
+                    store.add(
+                        sweep, row(size=problem(K=number), config=config(32 + number), process=f"{index} {number}")
+                    )
                     end_finals(store, sweep, problem(K=number))
         while index >= 2 and time.monotonic() < until:
             with Store.open(postgresql_url, writable=False) as store:

@@ -251,7 +251,7 @@ def test_studies_can_be_narrowed(store: Store) -> None:
 def test_what_is_forgotten_takes_all_that_refers_to_it_along(store: Store) -> None:
     finished_sweep(store, {problem(K=K): {config(32): 100.0, config(64): 90.0} for K in range(1024, 1054)})
     late = begin(store, request="other")
-    store.add_many(late, [row(80.0, of=problem(K=1024), process="w2"), row(70.0, of=problem(K=9), process="w2")])
+    store.add_many(late, [row(80.0, size=problem(K=1024), process="w2"), row(70.0, size=problem(K=9), process="w2")])
     assert store.forget([("sweeps", late)])["sweeps"] == 1
     assert [result.coarse_us for result in stored_results(store, problems=[problem(K=1024)])] == [90.0, 100.0]
     assert stored_results(store, problems=[problem(K=9)]) == []
@@ -265,7 +265,7 @@ def test_the_ceiling_is_the_copy_rate_of_the_sweep_or_the_fastest_kernel(store: 
     for sweep, gb_per_s in ((first, 2900.0), (first, 3018.0), (second, 2950.0)):
         store.record_ceiling(sweep, H100, gb_per_s)
     recorded = replace(problem(), input_layout="recorded-0123456789ab")  # no ceiling: it may address a part
-    store.add(first, row(BYTES_MOVED / 3150.0 / 1e3, of=recorded))
+    store.add(first, row(BYTES_MOVED / 3150.0 / 1e3, size=recorded))
     store.add(first, row())
     assert {result.ceiling_gb_per_s for result in stored_results(store)} == {3018.0}
     for block, gb_per_s in ((32, 2000.0), (64, 3100.0), (128, 4000.0)):  # no memory gives the last

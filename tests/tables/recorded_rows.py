@@ -53,7 +53,7 @@ def sweep(
             is_wrong = wrong == (n, place)
             row = rows.row(
                 None if is_wrong else time_us,
-                of=replace(problem, shape=NamedInts(n=n, M=1, K=1, G=1)),
+                size=replace(problem, shape=NamedInts(n=n, M=1, K=1, G=1)),
                 config=config,
                 device=device,
                 status=Status.WRONG if is_wrong else Status.OK,

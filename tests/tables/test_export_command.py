@@ -191,7 +191,7 @@ def sweep_of(path: Path, kernel: str, K: int = 5120) -> None:
     size, version = replace(rows.problem(K), kernel=kernel), replace(rows.KERNEL, kernel=kernel)
     with Store.open(str(path), create=True) as store:
         sweep = rows.begin(store, request=f"{kernel} {K}")
-        trial = functools.partial(rows.row, of=size, version=version, stage="final")
+        trial = functools.partial(rows.row, size=size, version=version, stage="final")
         store.add_many(
             sweep,
             [

@@ -94,7 +94,8 @@ def test_each_triton_that_was_measured_has_a_file_with_the_keys_that_differ(
 
     def measured(store: Store, triton: str, fastest: Mapping[Problem, int]) -> None:
         times_us = {
-            of: {config(block): 80.0 if block == best else 100.0 for block in BLOCKS} for of, best in fastest.items()
+            size: {config(block): 80.0 if block == best else 100.0 for block in BLOCKS}
+            for size, best in fastest.items()
         }
         finished_sweep(store, times_us, replace(H100, triton=triton), request=triton)
 
@@ -149,7 +150,7 @@ def test_any_order_of_insertion_gives_the_same_bytes(tmp_path: Path, postgresql_
         random.Random(number).shuffle(trials)
         with Store.open(str(database), create=True) as store:
             sweep = begin(store)
-            store.add_many(sweep, [row(time_us, of=size, config=name) for size, name, time_us in trials])
+            store.add_many(sweep, [row(time_us, size=size, config=name) for size, name, time_us in trials])
             for size in sizes:
                 store.mark_complete(sweep, subject(size), 2)
             texts.add(select_rows(store, "sm_90").table.render())
@@ -165,7 +166,7 @@ def measured(times_us: dict[int, tuple[float, ...]], draw: random.Random, has_fi
             time_us = true_us * draw.uniform(0.9991, 1.0009)
             visits = tuple(ProcessTimes(session, f"final {n:02d}", ((0, time_us), (1, time_us))) for n in range(4))
             finals = visits if has_finals else ()
-            rows.append(evidence(*[time_us] * 4, of=problem(K=K), config=config(block), finals=finals))
+            rows.append(evidence(*[time_us] * 4, size=problem(K=K), config=config(block), finals=finals))
     return rows
 
 

@@ -30,13 +30,13 @@ def measured(*Ks: int, kernel: str = "colwise", device: Device = H100, block: in
     rows = [
         replace(item, problem=replace(item.problem, kernel=kernel), version=replace(item.version, kernel=kernel))
         for K in Ks
-        for item in [evidence(100.0, of=problem(K=K), config=config(block), device=device)]
+        for item in [evidence(100.0, size=problem(K=K), config=config(block), device=device)]
     ]
     return select(studies_of(rows), [], "sm_90")
 
 
 def blocks(path: Path) -> dict[tuple[str, str, int | None], int]:
-    """(kernel, device, K) -> block size of each row of a module."""
+    """(kernel, device, K) -> block size of each row in a module."""
     rows = user_tables.parsed(path.read_text()).rows
     return {(row[0], row[1], dict(row[2] or ()).get("K")): dict(row[3])["BLOCK_SIZE"] for row in rows}
 

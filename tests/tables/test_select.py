@@ -48,7 +48,7 @@ def measured(
     K: int, times_us: dict[int, float], device: Device = H100, M: int = 16640, **others: object
 ) -> list[Study]:
     return [
-        evidence(time_us, of=problem(K=K, M=M), config=config(block), device=device, **others)
+        evidence(time_us, size=problem(K=K, M=M), config=config(block), device=device, **others)
         for block, time_us in times_us.items()
     ]
 
@@ -105,7 +105,7 @@ def test_unfinished_problems_and_older_interfaces_are_left_out_with_a_notice():
     rows = [
         *measured(1024, {32: 100.0}, newest=1.0),
         *measured(4096, {64: 100.0}, newest=1.0, complete=False),
-        evidence(90.0, of=problem(K=2048), config=newest, version=newer, newest=2.0),
+        evidence(90.0, size=problem(K=2048), config=newest, version=newer, newest=2.0),
     ]
     chosen = selection(rows)
     assert {entry.key for entry in chosen.table.entries} == {tuple(sorted(key(2048).items())), None}
@@ -154,12 +154,12 @@ COMPLETED = NamedInts(BLOCK_SIZE=32, num_warps=8, num_stages=1)  # the first dec
 def published(time_us: float = 100.0, config: NamedInts | None = NamedInts(BLOCK_SIZE=32, num_warps=8), K: int = 5120):
     size = replace(problem(K=K), routing="unstated", scale_mode="unstated")
     return evidence(
-        time_us, of=size, config=config, device=MI300X, kind=Kind.PUBLISHED, version=None, source="a/b#1", newest=1.0
+        time_us, size=size, config=config, device=MI300X, kind=Kind.PUBLISHED, version=None, source="a/b#1", newest=1.0
     )
 
 
 def static(config: NamedInts = COMPLETED, **others: object) -> Study:
-    facts = {"facts": Facts(40, 0, 4096, 1.0), "newest": 1.0, "of": problem(K=512)} | others
+    facts = {"facts": Facts(40, 0, 4096, 1.0), "newest": 1.0, "size": problem(K=512)} | others
     return evidence(config=config, device=GFX942, kind=Kind.STATIC, **facts)
 
 
@@ -185,7 +185,7 @@ SPILLING = Facts(255, 8, 4096, 1.0)
         [replace(static(), device=replace(GFX942, arch="gfx950"))],
         [replace(static(), kind=Kind.INTERPRETER)],
         [static(), static(facts=SPILLING, version=replace(KERNEL, source_hash="bbbb"), newest=2.0)],
-        [static(), static(facts=SPILLING, of=problem(K=4096))],
+        [static(), static(facts=SPILLING, size=problem(K=4096))],
     ],
 )
 def test_a_published_config_that_does_not_fit_is_not_exported(rows):

@@ -345,7 +345,7 @@ def test_a_table_without_identity_is_read_with_a_warning(program: Program, caplo
 
 
 def sums(kernel: Any, n: int, rows: int = 8, *, grid: Any = None, **constants: Any) -> tuple[bool, int, Any]:
-    """Launch ``total``. Return if it is right, and the BLOCK and programs that it was launched with."""
+    """Launch ``total``. Return if it is right, and its BLOCK and programs."""
     x, y, seen = torch.ones(rows, n), torch.zeros(rows), list[Any]()
     own = {"BLOCK": 2 ** math.ceil(math.log2(n)), "ROWS": 1, **constants}
 

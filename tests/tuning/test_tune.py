@@ -181,8 +181,8 @@ def test_nothing_is_applied_to_a_kernel_or_a_list_that_was_not_swept(
         apply("ops:double", "ops2:twice", output="tune.diff")
     assert "\n" not in str(error.value)
     assert {place.name: place.read_bytes() for place in tuned.glob("*.py")} == before
-    other = "ops2.py" if file == "ops.py" else "ops.py"
-    assert f"+++ b/{other}" in (tuned / "tune.diff").read_text()
+    second = "ops2.py" if file == "ops.py" else "ops.py"
+    assert f"+++ b/{second}" in (tuned / "tune.diff").read_text()
 
 
 def test_comments_and_other_files_do_not_count(tuned: Path) -> None:
