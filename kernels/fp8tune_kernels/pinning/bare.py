@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     """Programs of the launch that the constants were checked on."""
 
     def suits(self, arguments: Mapping[str, Any]) -> bool:
-        """Return True if a launch has the programs that the constants were checked with."""
+        """Return True if a launch has as many programs as the checked one."""
         assert self.config is not None
         grid, bound = arguments["grid"], {**arguments, **self.config}
         programs = grid(bound) if callable(grid) else grid

@@ -7,7 +7,7 @@ its rows of the same keys.
 
 Each holds ``ROWS``, tuples of: kernel; device name, or ``""`` for any device of the arch; the lookup key's items
 sorted by name, or None in a fallback row; the config's items; the place in ``ORIGINS`` of the devices and publications
-that the row was chosen on; the place in ``CODES`` of the hash of the code that was measured, if it is known. An axis
+that the row was chosen on; the place in ``CODES`` of the measured code's hash, if it is known. An axis
 that a row leaves out has the kernel's declared default. ``NEAREST`` names the kernels whose unseen keys take the row of
 the nearest key before the fallback row.
 """
