@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fp8tune_kernels import catalog
-from fp8tune_kernels.gemm.warp_specialized import CONFIGS, is_supported
+from fp8tune_kernels import catalog, choose_experts, moe_layer
+from fp8tune_kernels.gemm import passes
+from fp8tune_kernels.gemm.warp_specialized import CONFIGS, is_proven, is_supported
+from fp8tune_kernels.runtime import lookup
 from fp8tune_kernels.spec import ROUTINGS, NamedInts, Problem
 
 pytestmark = pytest.mark.gpu
@@ -47,3 +49,23 @@ def test_all_elements_have_the_bits_of_the_triton_kernel(kernel: str, layer: str
             right = bits(kernel, TRITON, inputs)
             for config in CONFIGS[:-1] if routing == "jagged" else (PING_PONG,):
                 assert torch.equal(bits(kernel, config, inputs), right), (routing, added, config)
+
+
+def test_a_layer_has_the_bits_that_it_has_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_proven(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("layers run the Triton kernels here")
+    draw = torch.Generator("cuda").manual_seed(0)
+    T, K, N, E, TOP_K = 3001, 512, 272, 40, 4
+    shapes = (T, K), (E, 2 * N, K), (E, K, N), (T, E)
+    tensors = [torch.randn(shape, device="cuda", generator=draw).mul_(0.1).bfloat16() for shape in shapes]
+    inputs = [tensor.requires_grad_() for tensor in tensors]
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = moe_layer(*inputs[:3], *choose_experts(inputs[3], TOP_K))
+        return out, *torch.autograd.grad(out, inputs, out.detach())
+
+    results = step()
+    monkeypatch.setattr(passes, "is_proven", lambda _: False)
+    lookup.forget()  # replays would launch the same kernels again
+    assert all(map(torch.equal, results, step()))
+    lookup.forget()
