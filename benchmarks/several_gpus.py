@@ -1,10 +1,11 @@
-"""Measure a host with several GPUs: shared sweeps, the expert-parallel layer, and whether its GPUs are equally fast.
+"""Measure a host with several GPUs: sweeps on all, the expert-parallel layer, and whether its GPUs are equally fast.
 
     python -m benchmarks.several_gpus --out results --seconds 600
     FP8TUNE_TIMER=simulated:1 python -m benchmarks.several_gpus --gpus 2 --layers tiny --tokens 64   # without a GPU
 
-Prints three tables, and writes ``several-gpus.json``, databases, and the files of ``benchmarks.expert_parallel``. A
-worker has a GPU and an equal share of the cores, also where it is alone. Each run of workers compiles anew.
+Prints three tables, and writes ``several-gpus.json``, databases, and the files of ``benchmarks.expert_parallel``. One
+GPU has the share of the cores that it has beside the others. Each sweep compiles anew. On simulated GPUs, which take
+no time, the speedup is that of their own clocks: the blocks on one GPU over the most blocks on one of several.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fp8tune.check.gpus import agreements
+from fp8tune.errors import DatabaseError
 from fp8tune.exporting import select_rows
 from fp8tune.measure.backends import backend_for
 from fp8tune.measure.device import probe
 from fp8tune.output.tables import Column, Screen, number
 from fp8tune.store.results import Store
-from fp8tune.store.schema import UnitState
-from fp8tune.store.units import LEASE_S
 from fp8tune.sweeping import picks
 from fp8tune.tables.current import SHIPPED
 
@@ -94,7 +95,7 @@ class Host:
             is_late = any(process.poll() is None for process in processes)
         finally:
             for process in processes:
-                process.terminate()  # a worker gives its units back
+                process.terminate()
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)
@@ -114,63 +115,72 @@ class Host:
         print(f"LEFT OUT: {text}", flush=True)
 
 
-# One sweep, on one worker and on several
+# One sweep, on one GPU and on several
 
 
-def workers(host: Host) -> list[Row]:
-    """Sweep on one worker, on all, on all of which one is killed, and with Ray."""
+def sweeps(host: Host) -> list[Row]:
+    """Sweep on one GPU, on all, on all with a child that is killed, and with Ray."""
     rows = list[Row]()
     for name in ("one", "all", "killed", *(["ray"] if host.options.ray else [])):
         last_s = rows[-1]["seconds"] if rows else 0.0
-        needed_s = last_s / host.options.gpus if name == "all" else last_s
-        if name == "killed":
-            needed_s = 1.5 * last_s + (0.0 if host.options.restart else LEASE_S)
+        needed_s = last_s / host.options.gpus if name == "all" else 1.5 * last_s
         if host.left_s < needed_s:
             host.skip(f"sweep, {name}: about {needed_s:.0f} s are needed, and {max(0, host.left_s):.0f} s are left")
             continue
-        row = shared_sweep(host, name, 1 if name == "one" else host.options.gpus, host.options.kill_at * last_s)
+        row = timed_sweep(host, name, 1 if name == "one" else host.options.gpus, host.options.kill_at * last_s)
         rows.append(row | beside_one(host, name))
+        is_simulated = bool(os.environ.get("FP8TUNE_TIMER"))
+        measure = "busiest" if is_simulated else "seconds"
         is_whole = rows[0]["is_whole"] and row["is_whole"]
-        rows[-1]["speedup"] = rows[0]["seconds"] / row["seconds"] if is_whole else None
+        rows[-1]["speedup"] = rows[0][measure] / row[measure] if is_whole else None
     return rows
 
 
-def shared_sweep(host: Host, name: str, count: int, kill_s: float) -> Row:
-    """Queue a sweep and run it. In ``killed`` a worker that has a unit is killed after ``kill_s``."""
-    lost, is_ray, db, names = list[str](), name == "ray", host.db(name), [f"gpu-{gpu:02d}" for gpu in range(count)]
-
-    def start(gpu: int) -> Any:
-        environment = host.environment(gpu, name) | {"FP8TUNE_WORKER": names[gpu]}
-        return host.start(name, ["fp8tune", "worker", f"--db={db}"], environment, gpu)
+def timed_sweep(host: Host, name: str, count: int, kill_s: float) -> Row:
+    """Run a sweep. In ``killed`` a child that sweeps is killed after ``kill_s``."""
+    killed, is_ray, db = list[int](), name == "ray", host.db(name)
 
     def watch() -> None:
-        if name == "killed" and not lost and time.monotonic() - begun > kill_s:
-            with Store.open(db, writable=False) as store:
-                running = [status for status in store.queue().units if status.state is UnitState.RUNNING]
-            if running:
-                victim = max(status.worker for status in running)
-                lost.extend(status.unit.key for status in running if status.worker == victim)
-                processes[names.index(victim)].kill()
-                processes.extend([start(names.index(victim))] if host.options.restart else [])
+        if name == "killed" and not killed and time.monotonic() - begun > kill_s and stored(db):
+            for child in itertools.islice(gpu_children(process.pid), 1):
+                os.kill(child, signal.SIGKILL)
+                killed.append(child)
 
-    queue = [*host.sweep(name, host.options.shapes), f"--on={'ray' if is_ray else 'queue'}"]
-    begun, processes = time.monotonic(), [host.start(name, queue, host.environment(None if is_ray else 0, name))]
-    if not is_ray:
-        host.wait(name, processes)
-        begun, processes = time.monotonic(), [start(gpu) for gpu in range(count)]
-    is_whole = host.wait(name, processes, watch)
+    command = [*host.sweep(name, host.options.shapes), *(["--on=ray"] if is_ray else [f"--gpus={count}"])]
+    begun = time.monotonic()
+    process = host.start(name, command, host.environment(None, name), 0 if name == "one" else None)
+    is_whole = host.wait(name, [process], watch)
     seconds = time.monotonic() - begun
-    if name == "killed" and not lost:
-        host.skip("killed: it ended before a worker was killed")
+    if name == "killed" and not killed:
+        host.skip("killed: it ended before a child was killed")
     with Store.open(db, writable=False) as store:
-        units, rows = store.queue().units, sum(1 for _ in store.rows())
-    done, attempts = sum(unit.state is UnitState.DONE for unit in units), sum(unit.attempts for unit in units)
-    counts = {"rows": rows, "units": len(units), "done": done, "lost": len(lost), "attempts": attempts}
-    return {"run": name, "workers": count, "seconds": seconds, "is_whole": is_whole and done == len(units), **counts}
+        blocks = Counter(row.device.uuid_hash for row in store.rows())
+    counts = {"rows": sum(blocks.values()), "busiest": max(blocks.values(), default=0), "killed": len(killed)}
+    return {"run": name, "gpus": count, "seconds": seconds, "is_whole": is_whole, **counts}
+
+
+def stored(db: str) -> bool:
+    """Return True once a database has rows."""
+    with contextlib.suppress(DatabaseError), Store.open(db, writable=False) as store:
+        return bool(store.pools())
+    return False
+
+
+def gpu_children(process: int) -> Iterator[int]:
+    """Yield the processes of a sweep that sweep on a GPU each: they come from its fork server."""
+    for server in children_of(process):
+        yield from children_of(server)
+
+
+def children_of(process: int) -> list[int]:
+    """Return the child processes of a process."""
+    with contextlib.suppress(OSError):
+        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())]
+    return []
 
 
 def beside_one(host: Host, name: str) -> Row:
-    """Compare the exported table and the picks of a run with those of one worker."""
+    """Compare the exported table and the picks of a run with those of one GPU."""
     tables, chosen, times = list[str](), list[dict[Any, Any]](), dict[Any, float]()
     for run in (name, "one"):
         with Store.open(host.db(run), writable=False) as store:
@@ -243,17 +253,16 @@ def screens(sweeps: Sequence[Row], layers: Sequence[Row], hosts: Sequence[Row]) 
     """Yield a table for each part."""
     columns = [
         Column("sweep", lambda row: row["run"]),
-        number("workers", lambda row: str(row["workers"])),
+        number("GPUs", lambda row: str(row["gpus"])),
         number("s", lambda row: f"{row['seconds']:.1f}"),
         number("speedup", lambda row: f"{row['speedup']:.2f}x" if row["speedup"] else "-"),
         number("rows", lambda row: f"{row['rows']:,}"),
-        number("units", lambda row: f"{row['done']} of {row['units']}"),
-        number("lost", lambda row: str(row["lost"] or "")),
+        number("on one GPU", lambda row: f"{row['busiest']:,}"),
         Column("table", lambda row: "same" if row["is_same_table"] else "other"),
         number("same picks", lambda row: f"{row['same_picks']} of {row['picks']}"),
         number("loss", lambda row: f"{row['worst_loss']:.1%}" if row["worst_loss"] else ""),
     ]
-    yield Screen(["One sweep with confirmation, beside one worker"], columns, [], sweeps)
+    yield Screen(["One sweep with confirmation, beside one GPU"], columns, [], sweeps)
     times = {(row["layer"], row["tokens"], row["contender"], row["ranks"]): row["median_ms"] for row in layers}
     counts = sorted({row["ranks"] for row in layers})
     rows = [row for row in layers if row["ranks"] == counts[-1]]
@@ -284,7 +293,7 @@ def screens(sweeps: Sequence[Row], layers: Sequence[Row], hosts: Sequence[Row]) 
 
 
 PARTS: dict[str, tuple[float, Callable[[Host], list[Row]]]] = {
-    "workers": (0.6, workers),
+    "sweeps": (0.6, sweeps),
     "experts": (0.25, experts),
     "gpus": (0.15, equal_gpus),
 }
@@ -302,11 +311,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--grid", nargs="+", default=["BLOCK_SIZE=64,128", "num_warps=4,8", "num_stages=1", "maxnreg=0"]
     )
-    parser.add_argument("--shapes", nargs="+", default=["models"], help="what workers share")
+    parser.add_argument("--shapes", nargs="+", default=["models"], help="what all GPUs sweep together")
     parser.add_argument("--each", nargs="+", default=["models,M=32768"], help="what every GPU sweeps")
     parser.add_argument("--ray", action="store_true", help="sweep with Ray, too")
     parser.add_argument("--kill-at", type=float, default=0.5, help="share of the time without a kill")
-    parser.add_argument("--restart", action="store_true", help="start a worker in place of the killed one")
     parser.add_argument("--layers", nargs="+", default=["Qwen3-30B-A3B", "DeepSeek-V3"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384], help="of a rank")
     options = parser.parse_args(arguments)

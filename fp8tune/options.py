@@ -57,10 +57,16 @@ _BUDGET = Option("Time limit: 90s, 10m, 2h.", "TIME", names="--budget", parse=se
 Budget = Annotated[float | None, _BUDGET]
 TenMinutes = Annotated[float, replace(_BUDGET, default="10m")]
 Timer = Annotated[str | None, Option("Time a simulated GPU: simulated:SEED.", "TIMER")]
+Gpus = Annotated[int | None, Option("Use N GPUs.", "N", default="all that are free")]
 Database = Annotated[str | None, Option("SQLite file or postgresql:// URL.", "DB")]
 SameBits = Annotated[str | None, Option("Picks with the same output bits at every value of SIZE, such as M.", "SIZE")]
 TableOrJson = Annotated[Literal["table", "json"], Option("table or json.", "FORMAT")]
 Report = Annotated[Literal["table", "markdown", "json"], Option("table, markdown or json.", "FORMAT")]
+
+
+def _check_gpus(count: int | None) -> None:
+    if count is not None and count < 1:
+        raise UsageError(f"--gpus must be at least 1, got {count}: leave it out to use all that are free")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +91,12 @@ class TuneOptions:
     tolerance: Annotated[str, Option("When an output is right, as for sweep.", "RULE")] = "auto"
     apply: Annotated[bool, Option("Change the source files without asking.")] = False
     output: Annotated[str | None, Option("Write the diff to FILE without asking.", "FILE", names="-o, --output")] = None
+    gpus: Gpus = None
     timer: Timer = None
     db: Database = None
+
+    def __post_init__(self) -> None:
+        _check_gpus(self.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +117,15 @@ class SweepOptions:
     timing: Annotated[Literal["events", "graph"], Option("events, or graph: as replayed in CUDA graphs.", "KIND")] = (
         "events"
     )
-    on: Annotated[
-        Literal["queue", "ray"] | None, Option("Leave the work to workers, or use all GPUs of Ray.", "queue|ray")
-    ] = None
+    gpus: Gpus = None
+    on: Annotated[Literal["ray"] | None, Option("Use the GPUs of a Ray cluster.", "ray")] = None
     arch: Annotated[str | None, Option("Compile only, for this arch: gfx942, sm_100.", "ARCH")] = None
     timer: Timer = None
     db: Database = None
     format: TableOrJson = "table"
+
+    def __post_init__(self) -> None:
+        _check_gpus(self.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +137,12 @@ class RecheckOptions:
     kernel: OnlyKernels = ()
     recording: Annotated[str | None, Option("Launches of your own kernels.", "FILE")] = None
     budget_s: Budget = None
+    gpus: Gpus = None
     db: Database = None
     format: Report = "table"
+
+    def __post_init__(self) -> None:
+        _check_gpus(self.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,24 +225,6 @@ class DoctorOptions:
     kernel: str | None = None
     configs: Annotated[str | None, Option("Check tuned files of vLLM, SGLang or HF kernels.", "FOLDER")] = None
     budget_s: TenMinutes = 600.0
-    db: Database = None
-    format: TableOrJson = "table"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """Options of ``fp8tune worker``."""
-
-    status: Annotated[bool, Option("Show queued sweeps and workers, and exit.")] = False
-    wait: Annotated[bool, Option("Wait for more work instead of exiting.")] = False
-    kernel: Annotated[
-        Names,
-        Option(
-            "A kernel of yours that queued sweeps may import here; those of fp8tune need no permission. Repeatable.",
-            "NAME",
-        ),
-    ] = ()
-    budget_s: Budget = None
     db: Database = None
     format: TableOrJson = "table"
 

@@ -53,8 +53,8 @@ def stopping_cleanly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Let child processes started here ignore :data:`END_SIGNALS`: their parent gets them too, and ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    """Let child processes started here ignore Ctrl-C and :data:`END_SIGNALS`, which their parent gets, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *END_SIGNALS})
     try:
         yield
     finally:

@@ -35,7 +35,7 @@ P = ParamSpec("P")
 assert trial  # imported here once, instead of in every worker
 
 # and what commands import when they run, instead of in every process
-for module in ("fp8tune.cli.sweep", "fp8tune.cli.worker", "scipy.special"):
+for module in ("fp8tune.cli.sweep", "scipy.special"):
     importlib.import_module(module)
 
 

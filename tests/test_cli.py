@@ -1,4 +1,4 @@
-"""The command line as users, scripts and CI meet it: one-line errors, exported files, record, db and worker."""
+"""The command line as users, scripts and CI meet it: one-line errors, exported files, record and db."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def database(tmp_path: Path) -> Path:
         ("db import absent.csv", "absent.csv"),
         ("db import", "nothing to import"),
         ("db forget colwise", "add --yes"),
-        ("db forget sweep:3f --yes", "names 0 queued sweeps"),
         ("compare HEAD", "main..branch"),
         ("record", "the program to record is missing"),
         ("record -o . -- true", "'.' cannot be written"),
@@ -73,7 +72,6 @@ def database(tmp_path: Path) -> Path:
         (f"sweep --kernel {LONG}.py:SPEC", "File name too long"),
         ("sweep --kernel \udcff.py:SPEC", "\\udcff.py"),
         ("sweep --db=", "in memory"),
-        ("worker --db :memory:", "in memory"),
         *((f"sweep --budget {text}", f"'{text}' is not a time") for text in ("nan", "1e9")),
     ],
 )
@@ -175,19 +173,6 @@ def test_forget_deletes_what_its_targets_name(database: Path) -> None:
     assert "1 result deleted" in fp8tune("db", "forget", "trial:3", "--yes", "--db", database).stdout
     assert fp8tune("db", "forget", "colwise", "--yes", "--db", database).returncode == 0
     assert sizes() == 0
-
-
-def test_a_queued_sweep_is_done_by_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    db = tmp_path / "rows.db"
-    sweep = ("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", "--grid", "num_stages=1", "--quick")
-    assert fp8tune(*sweep, "--timer", "simulated:1", "--on", "queue", "--db", db).returncode == 0
-    (waiting,) = [fp8tune("worker", "--status", "--db", db).stdout]
-    assert waiting.startswith("sweep:")
-    monkeypatch.setenv("FP8TUNE_TIMER", "simulated:1")
-    assert fp8tune("worker", "--db", db).returncode == 0
-    status = json.loads(fp8tune("worker", "--status", "--format", "json", "--db", db).stdout)
-    assert {unit["state"] for unit in status["units"]} == {"done"}
-    assert "1 queued sweep deleted" in fp8tune("db", "forget", waiting.split()[0], "--yes", "--db", db).stdout
 
 
 def test_the_version_names_torch_and_triton() -> None:

@@ -19,7 +19,6 @@ from places import PLANTED, ROOT
 from fp8tune.options import SweepOptions
 from fp8tune.records import Status
 from fp8tune.store.results import Store
-from fp8tune.store.schema import UnitState
 from fp8tune.sweeping import planning, session
 
 pytestmark = pytest.mark.usefixtures("quantizers_in_plain_torch")
@@ -69,32 +68,24 @@ def executable(path: Path, text: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell script")
-def test_a_task_of_a_slurm_array_does_the_queue(tmp_path: Path) -> None:
+def test_tasks_of_a_slurm_array_sweep_into_parts_that_are_merged(tmp_path: Path) -> None:
     """With a stand-in for ``srun``, which runs what follows its options."""
     executable(tmp_path / "srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
-    kernel = f"{PLANTED / 'untouched.py'}:SPEC"
-    few = ("--quick", "--kernel", kernel, "--grid", "num_warps=4", "--shapes", "tiny")
-    database, script = tmp_path / "results.db", DOCS / "examples" / "worker_array.sbatch"
-    assert fp8tune("sweep", "--on", "queue", *few, "--timer", "simulated:1", "--db", database)[0] == 0
-
-    def task(number: int, **named: str) -> subprocess.CompletedProcess[str]:
-        variables = {
-            "SLURM_ARRAY_TASK_ID": str(number),
-            # too short to check a config first
-            "FP8TUNE_TIMER": f"simulated:1,gpu={number}",
-            "FP8TUNE_WORKER": f"--budget 215 --kernel {kernel}",
-        }
-        with program(tmp_path):
-            every = environment() | variables | named
-            return subprocess.run(["bash", script], env=every, capture_output=True, text=True)
-
-    done = task(1, FP8TUNE_DB=str(database))
-    assert done.returncode == 0, done.stderr
-    with Store.open(str(database), writable=False) as store:
-        queue = store.queue()
-    assert queue.counts.keys() == {UnitState.DONE}
-    lost = task(2, FP8TUNE_DB="")
-    assert (lost.returncode, "set it to the database" in lost.stderr) == (1, True)
+    options = ("--quick", "--kernel", f"{PLANTED / 'untouched.py'}:SPEC", "--grid", "num_warps=4")
+    script = ["bash", DOCS / "examples" / "sweep_array.sbatch", *options, "--timer", "simulated:1"]
+    sizes = list[int]()
+    with program(tmp_path):
+        for number in (0, 1):
+            variables = environment() | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_LOCALID": "0"}
+            done = subprocess.run(script, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            with Store.open(str(tmp_path / "parts" / f"{number}.db"), writable=False) as store:
+                sizes.append(len(store.studies()))
+    parts = sorted((tmp_path / "parts").glob("*.db"))
+    for _ in range(2):
+        assert fp8tune("db", "import", *parts, "--db", tmp_path / "all.db").returncode == 0
+        with Store.open(str(tmp_path / "all.db"), writable=False) as store:
+            assert len(store.studies()) == sum(sizes) > max(sizes) > 0
 
 
 def names_of(page: str) -> dict[str, Any]:

@@ -42,7 +42,6 @@ BOUNDS = {
     "report": ["--device", "none such"],
     "record": ["--", "true"],
     "tune": ["--budget", "0", "--", "true"],
-    "worker": ["--budget", "0"],
 }
 
 
@@ -69,7 +68,7 @@ def generated(seed: int) -> list[str]:
         option = chance.choice([*all_commands[name], "--nonsense", chance.choice(VALUES)])
         if option not in ("--install-completion", "--show-completion"):
             words += [option] + [chance.choice(VALUES)] * chance.choice((0, 1, 1, 1))
-    is_bounded = chance.random() < 0.9 or name in ("sweep", "compare", "worker")
+    is_bounded = chance.random() < 0.9 or name in ("sweep", "compare")
     return words + (BOUNDS.get(name, []) if is_bounded else [])
 
 

@@ -32,7 +32,7 @@ from fp8tune.redaction import redacted
 from fp8tune.store import layers, location
 from fp8tune.store.results import Store
 from fp8tune.studies import known_programs
-from fp8tune.sweeping import picks, planning, session
+from fp8tune.sweeping import children, picks, planning, session
 from fp8tune.sweeping.events import Event, Finished
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def sweep(
     arguments = _arguments(kernel=kernel, shapes=shapes, recording=recording, quick=quick, budget_s=budget_s, db=db)
     chosen = replace(options or SweepOptions(), **arguments)
     if chosen.on is not None:
-        raise UsageError("a sweep from Python runs here: queue it with fp8tune sweep --on queue")
+        raise UsageError("a sweep from Python runs here: for a Ray cluster use fp8tune sweep --on ray")
     text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     plan = planning.planned(chosen, f"fp8tune.sweep({redacted(text)})")
     path = location.to_write(chosen.db)
@@ -104,7 +104,7 @@ def sweep(
     with Store.open(path, create=True) as store, contextlib.ExitStack() as stack:
         if on_event is None:
             on_event = stack.enter_context(SweepProgress.of_plan(plan)).show
-        events = stack.enter_context(contextlib.closing(session.run(store, plan)))  # type: ignore[type-var]
+        events = stack.enter_context(contextlib.closing(children.run(store, plan)))  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Finished):
                 finished = event

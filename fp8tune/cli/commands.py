@@ -168,18 +168,6 @@ COMMANDS = {
         """,
         usage="[KERNEL]",
     ),
-    "worker": Command(
-        options.WorkerOptions,
-        """Work on queued sweeps with this GPU, or show their status.
-
-        Stops when no work is left. Unfinished work goes back to the queue, at once after Ctrl-C or SIGTERM, within a
-        minute after kill -9.
-        """,
-        """
-        $ fp8tune worker --kernel 'my_ops:*'
-        $ fp8tune worker --status
-        """,
-    ),
     "db import": Command(
         options.ImportOptions,
         """Merge other databases, published results or tuned files.
@@ -201,7 +189,7 @@ COMMANDS = {
         options.ForgetOptions,
         """Delete results, after a question.
 
-        TARGET is KERNEL, KERNEL@SIZE, trial:17, or a queued sweep as sweep:3f2b.
+        TARGET is KERNEL, KERNEL@SIZE or trial:17.
         """,
         "$ fp8tune db forget colwise@M=16640,K=5120 --yes",
         usage="TARGET...",

@@ -29,7 +29,7 @@ from fp8tune_kernels.arches import ARCHES
 from fp8tune_kernels.spec import NamedInts
 from fp8tune_kernels.tables import table, versions
 
-NOUNS = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process", "queue": "queued sweep"}
+NOUNS = {"studies": "size", "results": "result", "sweeps": "sweep", "processes": "process"}
 """Tables that ``forget`` deletes from, with a word for their rows."""
 
 
@@ -87,7 +87,7 @@ def _configs_in_use(store: Store) -> set[tuple[str, NamedInts]]:
 def forget(options: ForgetOptions) -> None:
     """Delete results, after a question."""
     if not options.targets:
-        raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE, trial:17 or sweep:3f2b")
+        raise UsageError("TARGET is missing: name a kernel, KERNEL@SIZE or trial:17")
     db = location.to_write(options.db)
     with Store.open(db) as store:
         rows = [row for target in options.targets for row in _rows(store, target)]
@@ -98,32 +98,22 @@ def forget(options: ForgetOptions) -> None:
                 raise UsageError("no terminal to ask in: add --yes to delete without a question")
             if not typer.confirm(f"Delete {what} from {database.label(db)}?", err=True):
                 raise UsageError("nothing deleted")
-        for key in (key for _, key in rows if isinstance(key, str)):
-            store.forget_units(key)
-        if numbered := [(table, key) for table, key in rows if isinstance(key, int)]:
-            store.forget(numbered)
-            keep_current(store)
+        store.forget(rows)
+        keep_current(store)
     print(f"{database.label(db)}: {what} deleted")
 
 
-def _rows(store: Store, target: str) -> list[tuple[str, int | str]]:
-    """Return the rows that a target names: their tables and numbers, or a queued sweep's key. Raises UsageError."""
+def _rows(store: Store, target: str) -> list[tuple[str, int]]:
+    """Return the rows that a target names: their tables and numbers. Raises UsageError."""
     table, _, number = target.partition(":")
-    if table == "sweep":
-        keys = [sweep.key for sweep in store.queue().sweeps if sweep.key.startswith(number)]
-        if len(keys) != 1:
-            raise UsageError(f"{target:.80} names {len(keys)} queued sweeps: fp8tune worker --status lists them")
-        return [("queue", keys[0])]
     table = "results" if table == "trial" else table
-    if table in NOUNS and table != "queue" and number.isdecimal() and len(number) < 19:
+    if table in NOUNS and number.isdecimal() and len(number) < 19:
         return [(table, int(number))]
     name, _, size = target.partition("@")
     (kernel,) = names.stored_kernels([name], store)
     filters, studies = Filters.parse(size), store.study_ids(kernel)
     filters.check([study.problem for study in studies.values()], [])
-    rows: list[tuple[str, int | str]] = [
-        ("studies", id) for id, study in studies.items() if filters.has_problem(study.problem)
-    ]
+    rows = [("studies", id) for id, study in studies.items() if filters.has_problem(study.problem)]
     if not rows:
         raise UsageError(f"{target:.80} has no results here: fp8tune show lists what has")
     return rows

@@ -98,7 +98,7 @@ def this_command() -> str:
 
 
 def _notes(stopped: BaseException) -> str:
-    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "recheck", "tune", "worker"} else []  # others store nothing
+    default = [RESUMES] if {*sys.argv[1:2]} & {"sweep", "recheck", "tune"} else []  # others store nothing
     return "".join(f"; {note}" for note in getattr(stopped, "__notes__", default))
 
 

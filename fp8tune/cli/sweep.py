@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from fp8tune.cli import sharing
 from fp8tune.cli.program import end_note, this_command
 from fp8tune.measure.timing import UNGATED
 from fp8tune.options import SweepOptions
@@ -23,7 +23,7 @@ from fp8tune.stats.study import Verdict
 from fp8tune.store import database, location
 from fp8tune.store.results import Store, Tally
 from fp8tune.studies import constrained
-from fp8tune.sweeping import events, picks, planning, session
+from fp8tune.sweeping import children, events, on_ray, picks, planning, session
 from fp8tune.sweeping.planning import Plan
 
 
@@ -34,14 +34,13 @@ def sweep(options: SweepOptions) -> int:
     db = location.to_write(options.db)
     plan = planning.expanded(plan)
     notice(*plan.notices)
-    if options.on is not None:
-        return sharing.share_out(plan, db, begun, options.on)
     if (over_s := time.monotonic() - begun - (options.budget_s or math.inf)) > 0:
         notice(f"the budget ended {over_s:.1f} s before the first result: planning takes longer, give more")
     progress, finished = SweepProgress.of_plan(plan), events.Finished(0.0)
     with end_note(lambda: progress.stored_note(database.label(db))), Store.open(db, create=True) as store:
-        with progress:
-            for event in session.run(store, plan, begun=begun):
+        run = children.run(store, plan, begun=begun) if options.on is None else on_ray.run(store, plan, begun=begun)
+        with contextlib.closing(run) as running, progress:  # type: ignore[type-var]
+            for event in running:
                 progress.show(event)
                 if isinstance(event, events.Started):
                     notice(screens.title(plan, event.configs, database.label(db)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ from fp8tune.cli.record import check_output, descriptor, nothing_recorded
 from fp8tune.errors import UsageError
 from fp8tune.exporting import read_for_format
 from fp8tune.measure.backends import backend_for
+from fp8tune.measure.gpus import choose_gpus
 from fp8tune.options import SweepOptions, TuneOptions
 from fp8tune.output import checks
 from fp8tune.output import tune as screens
@@ -50,6 +52,7 @@ def tune(options: TuneOptions) -> int:
     if not options.command:
         raise UsageError("the program to tune is missing: fp8tune tune -- python train.py")
     check_output(RECORDING)
+    choose_gpus(options.gpus, options.timer)  # before the program runs for minutes in vain
     backend, notices = backend_for(None, options.timer)
     db, device = location.to_write(options.db), backend.device
     if backend.kind is not Kind.MEASURED:
@@ -125,6 +128,7 @@ def _sweep(
         kernel=tuple(kernels),
         recording=RECORDING,
         tolerance=options.tolerance,
+        gpus=options.gpus,
         timer=options.timer,
         db=options.db,
         budget_s=options.budget_s,
@@ -134,8 +138,9 @@ def _sweep(
     plan, first = selection.ordered(plan, recording)
     progress = SweepProgress.of_plan(plan)
     with end_note(lambda: progress.stored_note(database.label(db))), Store.open(db, create=True) as store, progress:
-        for event in sweeps.run(store, plan, first, options.budget_s):
-            progress.show(event)
+        with contextlib.closing(sweeps.run(store, plan, first, options.budget_s)) as running:  # type: ignore[type-var]
+            for event in running:
+                progress.show(event)
         left_out = len(plan.problems) - len(sweeps.timed_sizes(store, plan)) if plan.backend.times else 0
         if left_out:
             notice(f"The budget left out {counted(left_out, 'size')}: --budget 1h has time for more.")

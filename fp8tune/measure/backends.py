@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
-from fp8tune import alive
 from fp8tune.errors import MachineError, UsageError, unknown
 from fp8tune.measure import device, output_bits, trial
 from fp8tune.measure.arms import Arm, KernelArm, Place
 from fp8tune.measure.compiling import compile_config
 from fp8tune.measure.engine import Backend, Ceiling, CompileProgress, Screened
+from fp8tune.measure.gpus import TIMER, Gpu
 from fp8tune.measure.simulated import SimulatedBackend
 from fp8tune.measure.trees import Tree, within
 from fp8tune.measure.worker import RemoteError, Worker, WorkerDied, WorkerHung, WorkerPool, finished, usable_cores
@@ -26,7 +26,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 OutputBits = dict[NamedInts, dict[int, str]]
 
-TIMER = "FP8TUNE_TIMER"  # environment variable: the timer of commands that have no --timer, or none given
 COMPILE_TIMEOUT_S = 300.0
 
 
@@ -43,14 +42,21 @@ class ProcessBackend:
     """A call that takes longer hangs. The first one of a problem also builds inputs and reference: seconds at most."""
 
     def __init__(
-        self, device: Device, torch_device: str, kind: Kind, runners: int = 1, shared_limit: int | None = None
+        self,
+        device: Device,
+        torch_device: str,
+        kind: Kind,
+        runners: int = 1,
+        shared_limit: int | None = None,
+        gpu: str = "",
     ) -> None:
+        self.gpu = gpu  # that its workers see; empty for the first visible one
         self.device, self.kind, self.torch_device = device, kind, torch_device
         self.limits = ClockLimits()  # of all blocks so far
         self._is_run, self._shared_limit = runners > 0, shared_limit
-        self.runners = WorkerPool(max(1, runners))  # of the coarse pass
+        self.runners = WorkerPool(max(1, runners), gpu)  # of the coarse pass
         # One core is left to the process that checks and times.
-        self._compilers = WorkerPool(max(1, usable_cores() - bool(runners)))
+        self._compilers = WorkerPool(max(1, usable_cores() - bool(runners)), gpu)
         self._compiling: dict[KernelArm, Future[Outcome]] = {}
 
     def worker(self, tree: Tree | None = None) -> ProcessWorker:
@@ -139,9 +145,12 @@ class GpuBackend(ProcessBackend):
     timer = "do_bench"
     times = True
 
-    def __init__(self, device_here: Device, shared_limit: int | None, torch_device: str = "cuda") -> None:
-        super().__init__(device_here, torch_device, Kind.MEASURED, shared_limit=shared_limit)
-        self.limits = device.clock_limits() if torch_device == "cuda" else self.limits
+    def __init__(
+        self, device_here: Device, shared_limit: int | None, torch_device: str = "cuda", gpu: str = ""
+    ) -> None:
+        super().__init__(device_here, torch_device, Kind.MEASURED, shared_limit=shared_limit, gpu=gpu)
+        if torch_device == "cuda":
+            self.limits = device.clock_limits_of(device.nvidia_handle(device.seeing(gpu)))
         self._copy: Future[float] | None = None
         self._is_warm = torch_device != "cuda"
         self._gemm_dtypes: set[str] = set()  # input dtypes whose dense GEMM was timed, or cannot be
@@ -163,7 +172,7 @@ class GpuBackend(ProcessBackend):
         if self._copy is not None:
             copy, self._copy = self._copy, None
             try:
-                rate = alive.result(copy)
+                rate = copy.result()
             except (WorkerDied, RemoteError) as error:
                 reason = outcome_of(error).reason
                 raise MachineError(f"the GPU cannot copy 512 MiB ({reason}): see what nvidia-smi says") from None
@@ -172,7 +181,7 @@ class GpuBackend(ProcessBackend):
         for dtype in sorted(dtypes - self._gemm_dtypes):
             self._gemm_dtypes.add(dtype)
             with contextlib.suppress(WorkerDied, RemoteError):  # there is no GEMM of the dtype
-                peak = alive.result(self.runners.submit(self.trial_timeout_s, trial.gemm_flop_per_s, dtype))
+                peak = self.runners.submit(self.trial_timeout_s, trial.gemm_flop_per_s, dtype).result()
                 yield Ceiling(dtype, peak)
         yield from super().screen(arms, places, is_over)
 
@@ -181,7 +190,7 @@ class ProcessWorker:
     """A process that launches arms on ``torch_device``, with the kernels of one code tree."""
 
     def __init__(self, backend: ProcessBackend, tree: Tree | None) -> None:
-        self._backend, self._tree, self._process = backend, tree, Worker()
+        self._backend, self._tree, self._process = backend, tree, Worker(backend.gpu)
 
     def build(self, arm: Arm) -> Outcome:
         """Build the tensors that the arm's group shares."""
@@ -264,8 +273,16 @@ def interpreter() -> ProcessBackend:
     return ProcessBackend(here, "cpu", Kind.INTERPRETER, runners=usable_cores())
 
 
-def backend_for(arch: str | None, timer: str | None) -> tuple[Backend, tuple[str, ...]]:
+def backend_on(gpu: Gpu) -> Backend:
+    """Return the back end of a GPU."""
+    is_simulated = gpu.device.arch == "simulated"
+    return backend_for(None, gpu.name if is_simulated else "do_bench", "" if is_simulated else gpu.name)[0]
+
+
+def backend_for(arch: str | None, timer: str | None, gpu: str = "") -> tuple[Backend, tuple[str, ...]]:
     """Return the back end of a timer (None: this machine's) or the compiler for an arch, with notices about it.
+
+    ``gpu`` is the name of a GPU in ``CUDA_VISIBLE_DEVICES``; empty for the first visible one.
 
     Raises UsageError for an unknown name, MachineError for what this machine cannot do.
     """
@@ -280,7 +297,7 @@ def backend_for(arch: str | None, timer: str | None) -> tuple[Backend, tuple[str
         if arch not in ARCHES:
             raise unknown("arch", arch, ARCHES)
         return compiler(arch), (f"configs are compiled for {arch}; nothing is run, checked or timed",)
-    here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe()
+    here = None if os.environ.get("TRITON_INTERPRET") == "1" else device.probe(device.seeing(gpu))
     if here is None:
         if timer is not None:
             raise MachineError("there is no GPU here to time on: leave out --timer, or use simulated:SEED")
@@ -288,4 +305,4 @@ def backend_for(arch: str | None, timer: str | None) -> tuple[Backend, tuple[str
     limits = device.limits(here)
     if limits is None:
         raise MachineError(f"the limits of {here.arch} are not known: add them to fp8tune_kernels/arches.py")
-    return GpuBackend(here, limits.shared_bytes_per_block), ()
+    return GpuBackend(here, limits.shared_bytes_per_block, gpu=gpu), ()

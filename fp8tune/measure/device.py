@@ -28,7 +28,10 @@ from fp8tune_kernels.spec import DeviceLimits
 AMD_LAUNCH_OPTIONS = ("waves_per_eu",)
 """Grid axes that only AMD's compiler takes: the waves on a SIMD that it should leave registers for."""
 
-AMD_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")  # HIP obeys both; if both are set, the first one
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Environment variable that names the GPUs which a process sees."""
+
+AMD_VISIBLE = ("HIP_VISIBLE_DEVICES", VISIBLE)  # HIP obeys both; if both are set, the first one
 
 SLOWDOWNS = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 """NVML's throttle reasons that make timings worthless. A software power cap (0x4) is normal under heavy kernels."""
@@ -58,6 +61,11 @@ def software() -> Software:
     runtimes = [(name, constants.get(key)) for key, name in (("cuda", "cuda"), ("hip", "rocm"))]
     runtime = next((f"{name} {'.'.join(version.split('.')[:2])}" for name, version in runtimes if version), "")
     return Software(constants.get("__version__", ""), triton, runtime)
+
+
+def seeing(gpu: str) -> Mapping[str, str]:
+    """Return the environment of a process that sees one GPU; without a name, this one's."""
+    return {**os.environ, VISIBLE: gpu} if gpu else os.environ
 
 
 def probe(environment: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys")) -> Device | None:
@@ -172,10 +180,15 @@ def slowdowns(arch: str, state: Telemetry) -> tuple[str, ...]:
     return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
 
 
+def processes(gpu: Any | None = None) -> list[int] | None:
+    """Return the processes that compute on NVML's handle, by default the first visible GPU's; None if unreadable."""
+    running = _read(_open_nvidia() if gpu is None else gpu, "ComputeRunningProcesses")
+    return None if running is None else [process.pid for process in running]
+
+
 def other_processes() -> int | None:
-    """Count other processes that compute on the device (an NVIDIA one); None if that cannot be read."""
-    running = _read(_open_nvidia(), "ComputeRunningProcesses")
-    return None if running is None else sum(process.pid != os.getpid() for process in running)
+    """Count other processes that compute on the first visible GPU; None if that cannot be read."""
+    return None if (running := processes()) is None else sum(pid != os.getpid() for pid in running)
 
 
 def hash_uuid(uuid: str) -> str:

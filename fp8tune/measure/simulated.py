@@ -18,6 +18,7 @@ import hashlib
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
@@ -42,7 +43,7 @@ NUMBER = "[0-9]{1,18}"
 TIMER = re.compile(
     rf"simulated:(?P<seed>{NUMBER})(?:\.(?P<noise>{NUMBER}))?(?:,gpu=(?P<gpu>{NUMBER}))?"
     r"(?:,wrong=(?P<wrong>[0-9]{1,3}(?:\.[0-9]{1,9})?))?(?:,host=(?P<host>[0-9]{1,9}(?:\.[0-9]{1,9})?))?"
-    rf"(?:,triton=(?P<triton>{NUMBER}))?"
+    rf"(?:,triton=(?P<triton>{NUMBER}))?(?:,block=(?P<block>[0-9]{{1,3}}(?:\.[0-9]{{1,9}})?))?"
 )
 
 BYTES_PER_US = 3e6
@@ -245,13 +246,14 @@ def _wander(random: Generator, tau_s: float, waves: int = 32) -> Callable[[Float
 
 
 class SimulatedBackend:
-    """A GPU by its timer: ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER]``.
+    """A GPU by its timer: ``simulated:SEED[.NOISE][,gpu=NUMBER][,wrong=SHARE][,host=US][,triton=NUMBER][,block=S]``.
 
     The seed makes the kind of GPU and its true times, the noise its day. Devices of one seed have one name; ``gpu``
     tells them apart. A device may be wrong in a share of the configs. Its host may need a time for a launch: it hides
     shorter ones from events and not from graphs. ``triton`` pretends a version, and each from 2 on changes some
-    true times (:class:`Upgrade`). It is its own worker: its methods are those of
-    :class:`fp8tune.measure.backends.ProcessBackend` and :class:`~fp8tune.measure.backends.ProcessWorker`.
+    true times (:class:`Upgrade`). A block may take seconds, as on a GPU; else it takes none. It is its own worker: its
+    methods are those of :class:`fp8tune.measure.backends.ProcessBackend` and
+    :class:`~fp8tune.measure.backends.ProcessWorker`.
     """
 
     kind = Kind.SIMULATED
@@ -263,7 +265,7 @@ class SimulatedBackend:
         if (name := TIMER.fullmatch(timer)) is None:
             raise UsageError(f"unknown timer {timer!r}: use do_bench or simulated:SEED (a whole number)")
         self.timer, self.seed, self.noise = timer, int(name["seed"]), int(name["noise"] or 0)
-        self.wrong, self.host_us = float(name["wrong"] or 0), float(name["host"] or 0)
+        self.wrong, self.host_us, self.block_s = (float(name[key] or 0) for key in ("wrong", "host", "block"))
         gpu = "" if name["gpu"] is None else device.hash_uuid(f"simulated:{self.seed} gpu {int(name['gpu'])}")
         self.triton = int(name["triton"] or 0)  # no kernel runs, so there is no version unless one is pretended
         version = f"{self.triton}.0" if self.triton else ""
@@ -313,6 +315,7 @@ class SimulatedBackend:
         """Draw a block of an arm that is not wrong."""
         if (checked := self.check(arm)).status is not Status.OK:
             return checked
+        time.sleep(self.block_s)
         launches = arm.in_graph if isinstance(arm, KernelArm) else 0
         outcome = self.clock.block(arm.work, place, 0.0 if launches else self.host_us, max(1, launches))
         return replace(outcome, process=self._process)

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,10 +23,10 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast
 
-from fp8tune import alive
 from fp8tune.errors import Fp8tuneError, MachineError
 from fp8tune.fork_server import PRELOAD
 from fp8tune.measure import codegen
+from fp8tune.measure.device import VISIBLE
 from fp8tune.stopping import END_SIGNALS, blocked_signals
 
 P = ParamSpec("P")
@@ -74,7 +73,9 @@ def _end_workers() -> None:
 class Worker:
     """One process that answers calls in turn. The next call after its death starts another process."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: str = "") -> None:
+        """Take the name of the GPU that it sees; empty for those that this process sees."""
+        self._gpu = gpu
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
         self._process: BaseProcess | None = None
@@ -91,12 +92,9 @@ class Worker:
         process, connection = self._running()
         try:
             connection.send((function, args, kwargs))
-            deadline = time.monotonic() + timeout_s
-            while not wait([connection, process.sentinel], max(0.0, min(deadline - time.monotonic(), alive.EVERY_S))):
-                alive.sign()
-                if time.monotonic() >= deadline:
-                    self.kill()
-                    raise WorkerHung(f"no answer in {timeout_s:g} s")
+            if not wait([connection, process.sentinel], timeout_s):
+                self.kill()
+                raise WorkerHung(f"no answer in {timeout_s:g} s")
             error, value, poisoned = connection.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise WorkerDied(self._bury()) from None
@@ -126,7 +124,7 @@ class Worker:
         if self._process is not None and self._connection is not None:
             return self._process, self._connection
         connection, remote = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(remote, codegen.fp_fusion()), daemon=True)
+        process = self._context.Process(target=_serve, args=(remote, codegen.fp_fusion(), self._gpu), daemon=True)
         try:
             with blocked_signals():  # it may start the server
                 process.start()
@@ -156,9 +154,9 @@ class Worker:
 class WorkerPool:
     """A fixed number of workers behind one ``submit``; a death costs only the call it happened in."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._workers = [Worker() for _ in range(size)]
+    def __init__(self, size: int, gpu: str = "") -> None:
+        self.size, self._gpu = size, gpu
+        self._workers = [Worker(gpu) for _ in range(size)]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -185,24 +183,25 @@ class WorkerPool:
     def replaced(self) -> WorkerPool:
         """Close this pool, and return another one that starts its processes when they are needed."""
         self.close()
-        return WorkerPool(self.size)
+        return WorkerPool(self.size, self._gpu)
 
 
 def finished(pending: dict[Future[Any], W], is_over: Callable[[], bool]) -> Iterator[tuple[W, Future[Any]]]:
     """Remove and yield what is pending as its future is done, until ``is_over``. More may be added meanwhile."""
     while pending and not is_over():
-        alive.sign()
         done, _ = futures.wait(pending, POLL_S, futures.FIRST_COMPLETED)
         for future in [future for future in pending if future in done]:
             yield pending.pop(future), future
 
 
-def _serve(connection: Connection, fp_fusion: bool) -> None:
+def _serve(connection: Connection, fp_fusion: bool, gpu: str) -> None:
     """Answer calls until the connection is closed: the worker's main loop."""
     for number in (signal.SIGINT, *END_SIGNALS):  # the parent handles them, also if its whole process group gets them
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)  # so that Ctrl-C does not reach ptxas, after which Triton prints all of its input
     _die_with_parent()
+    if gpu:
+        os.environ[VISIBLE] = gpu  # there is no GPU context yet
     codegen.fix_fp_fusion(fp_fusion)
     sys.stdout = sys.stderr
     os.dup2(2, 1)  # whatever a kernel prints, in C too: results have stdout to themselves

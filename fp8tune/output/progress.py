@@ -143,8 +143,9 @@ class SweepProgress(Display):
         """New trials."""
         self.phase = self._coarse = "coarse pass"
         self._today, self._sizes = today or {}, 0
-        self._round: events.RoundStarted | None = None
-        self._trials = self._all_trials = 0
+        self._rounds: dict[Problem, tuple[events.RoundStarted, int]] = {}
+        """Newest round of the coarse pass of each size, with its trials so far: several GPUs work beside each other."""
+        self._decision = self._confirmed = self._trials = self._all_trials = 0
         self._times_us: dict[Problem, dict[tuple[str, NamedInts], list[float]]] = {}
         self._gains: dict[Problem, tuple[float | None, float]] = {}
         self._last: Problem | None = None
@@ -171,31 +172,47 @@ class SweepProgress(Display):
                 words = {Kind.STATIC: "compiling", Kind.INTERPRETER: "checking"}
                 self.phase = self._coarse = words.get(kind, "coarse pass")
                 self._sizes = problems
+                self._rounds, self._decision = {}, 0
                 self.update(self.phase)
             case events.RoundStarted():
-                self._round, self._trials, self._all_trials, self.phase = event, 0, event.trials, self._coarse
+                self._rounds[event.problem] = event, 0
                 self._count_trials()
             case events.ConfirmationStarted():
-                self._trials, self._all_trials, self._sizes = 0, event.trials, event.problems
-                self.phase = "confirmation" if event.decision == 1 else f"confirmation, round {event.decision}"
+                if event.decision > self._decision:
+                    self._decision, self._confirmed, self._trials, self._all_trials = event.decision, 0, 0, 0
+                self._confirmed, self._all_trials = self._confirmed + event.problems, self._all_trials + event.trials
                 self._count_trials()
             case events.ConfirmationSkipped(problem, reason):
                 notice(f"{problem.kernel} {pairs(problem.shape)} is not confirmed: {reason}")
-            case CompileProgress(problem, done, total) if not self._trials and done < total:
+            case events.ChildDied(gpu, reason, sizes, is_replaced):
+                end = "starts again" if is_replaced else "is not used any more"
+                notice(f"GPU {gpu} {end}: its process {reason} with {counted(sizes, 'size')}, which wait again")
+            case CompileProgress(problem, done, total) if done < total and not any(
+                trials for _, trials in self._rounds.values()
+            ):
                 self.update("compiling", done / total, count=f"{problem.kernel} {pairs(problem.shape)}")
             case events.TrialDone(row):
-                self._trials += 1
+                if row.stage == "screen" and row.problem in self._rounds:
+                    started, trials = self._rounds[row.problem]
+                    self._rounds[row.problem] = started, trials + 1
+                else:
+                    self._trials += 1
                 self._add(row)
                 self._count_trials()
 
     def _count_trials(self) -> None:
-        share = min(1.0, self._trials / self._all_trials) if self._all_trials else 0.0
-        if self.phase != self._coarse:
-            self.update(self.phase, share, count=counted(self._sizes, "size"))
-        elif self._round and self._sizes:
-            # A problem size counts by its rounds, a round by its trials.
-            done = self._round.index + (self._round.round + share) / self._round.rounds
-            self.update(self.phase, done / self._sizes, count=f"{self._round.index} of {counted(self._sizes, 'size')}")
+        # A problem size counts by its rounds, a round by its trials.
+        done = [
+            (started.round + min(1.0, trials / started.trials if started.trials else 1.0)) / started.rounds
+            for started, trials in self._rounds.values()
+        ]
+        if self._decision and sum(share == 1.0 for share in done) == self._sizes:
+            self.phase = "confirmation" if self._decision == 1 else f"confirmation, round {self._decision}"
+            share = min(1.0, self._trials / self._all_trials) if self._all_trials else 0.0
+            self.update(self.phase, share, count=counted(self._confirmed, "size"))
+        elif self._sizes:
+            self.phase, whole = self._coarse, sum(share == 1.0 for share in done)
+            self.update(self.phase, sum(done) / self._sizes, count=f"{whole} of {counted(self._sizes, 'size')}")
 
     def _add(self, row: Row) -> None:
         problem, time_us = row.problem, row.outcome.time_us

@@ -97,7 +97,8 @@ def title(plan: Plan, configs: int, database: str) -> str:
     kernels, sizes, device = kernels_of(plan), len(plan.problems), plan.backend.device
     names = listed(kernels) if len(kernels) < 4 else counted(len(kernels), "kernel")
     work = f", {configs:,} configs" if configs % sizes else f" x {counted(configs // sizes, 'config')}"
-    return f"{names} on {device.name or device.arch}: {counted(sizes, 'size')}{work}, results in {database}"
+    gpus = f"{len(plan.gpus)} x " if len(plan.gpus) > 1 else ""
+    return f"{names} on {gpus}{device.name or device.arch}: {counted(sizes, 'size')}{work}, results in {database}"
 
 
 def kernels_of(plan: Plan) -> list[str]:

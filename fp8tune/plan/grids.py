@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 from fp8tune.errors import UsageError, unknown
 from fp8tune.records import NamedInts, Problem
+from fp8tune.replay.loading import load_spec
 from fp8tune.replay.spec import RecordedSpec, default_of
 from fp8tune_kernels.spec import LAUNCH_OPTIONS, DeviceLimits, KernelSpec
 
@@ -30,9 +31,14 @@ OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
 class Grid(Mapping[NamedInts, str]):
     """Configs with the reason why they are pruned, empty for those that are tried. Built when it is first read."""
 
+    recipe: tuple[Any, ...] = ()  # arguments of :func:`of_kernel`, which pickles it without building it
+
     def __init__(self, size: int, build: Callable[[], Mapping[NamedInts, str]]) -> None:
         self.size = size  # number of configs, as far as it is known without building them
         self._build = build
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (of_kernel, self.recipe) if self.recipe else (dict, ({**self},))
 
     @cached_property
     def _configs(self) -> Mapping[NamedInts, str]:
@@ -155,6 +161,13 @@ def _grid_value(axis: str, text: str, declared: Sequence[int]) -> int:
     if value not in declared and is_power and value & (value - 1):
         raise UsageError(f"grid axis {axis} takes powers of two, not {value}: Triton allows no other")
     return value
+
+
+def of_kernel(reference: str, *arguments: Any) -> Grid:
+    """Return the grid of one problem size of a kernel that is named, as :func:`configs` does with its spec."""
+    grid = configs(load_spec(reference), *arguments)
+    grid.recipe = reference, *arguments
+    return grid
 
 
 def configs(

@@ -30,9 +30,10 @@ from fp8tune.stats.same_code import Programs
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
 from fp8tune.sweeping import picks
+from fp8tune.sweeping.children import sweep
 from fp8tune.sweeping.events import Event
 from fp8tune.sweeping.planning import Plan, ProblemPlan
-from fp8tune.sweeping.session import sweep
+from fp8tune.sweeping.session import placed
 from fp8tune_kernels.arches import ARCHES
 
 CONTESTED = 1.0125  # slowdown in one process from which fresh ones decide: half an error below the keep band
@@ -309,9 +310,12 @@ class Recheck:
 
     def _read(self) -> None:
         """Read and judge what was timed with the versions installed here."""
-        device, problems = self.plan.backend.device, {target.size.problem for target in self.targets}
+        plan = placed(self.store, replace(self.plan, problems=tuple(target.size for target in self.targets)))
+        problems = group_by(plan.problems, plan.device_of)
         stored = {
-            (study.problem, study.source_hash): study for study in self.store.studies(problems=problems, device=device)
+            (study.problem, study.source_hash): study
+            for device, sizes in problems.items()
+            for study in self.store.studies(problems={size.problem for size in sizes}, device=device)
         }
         self.results = []
         for target in self.targets:

@@ -71,7 +71,7 @@ def planned(options: RecheckOptions, reader: Reader, command: str = "") -> tuple
         where = here.device.name if is_here else arch
         text = f"nothing to recheck: no results of {where}" + (f" for the kernels of {options.table}" if table else "")
         raise UsageError(f"{text}; run fp8tune sweep, or add --recording run.json for kernels of your own")
-    sweep = SweepOptions(kernel=kernels, recording=recording, budget_s=options.budget_s)
+    sweep = SweepOptions(kernel=kernels, recording=recording, budget_s=options.budget_s, gpus=options.gpus)
     if not is_here:
         sweep = replace(sweep, arch=arch, timer="do_bench")  # a simulated GPU does not keep other archs from compiling
     short = planning.planned(sweep, command)

@@ -10,11 +10,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from fp8tune import alive, fork_server
+from fp8tune import fork_server
 from fp8tune.errors import UsageError
 
 IMPORT_TIMEOUT_S = 60.0  # after which an import counts as hanging; torch and Triton are imported before
@@ -32,11 +31,8 @@ def try_import(name: str, load: Callable[[str], object]) -> None:
     context: Any = multiprocessing.get_context(_start_method())
     child = context.Process(target=_import, args=(load, name), daemon=True)
     child.start()
-    deadline = time.monotonic() + IMPORT_TIMEOUT_S
     try:
-        while child.exitcode is None and time.monotonic() < deadline:
-            alive.sign()
-            child.join(alive.EVERY_S)
+        child.join(IMPORT_TIMEOUT_S)
         code = child.exitcode
     finally:
         try:

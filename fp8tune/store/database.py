@@ -36,7 +36,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.util import LRUCache
 
-from fp8tune import alive
 from fp8tune.errors import DatabaseError
 from fp8tune.redaction import passwords, redacted, without
 from fp8tune.store.schema import METADATA, MIGRATIONS, VERSION, Meta
@@ -51,8 +50,7 @@ WRITERS_LOCK = int.from_bytes(b"fp8tune")
 """Advisory lock that the writers of one database on a server take in turn."""
 
 IDLE_S = 20
-"""A server ends a transaction whose client says nothing for so long, below the length of a lease: a paused process
-holds the lock no longer."""
+"""A server ends a transaction whose client says nothing for so long: a paused process holds the lock no longer."""
 
 TESTED = "tested are SQLite (a file) and PostgreSQL (postgresql://USER@HOST/NAME)"
 
@@ -132,14 +130,12 @@ class Database:
     def __init__(self, url: str, *, create: bool = False, writable: bool = True) -> None:
         """Prepare connections; :meth:`open` makes the first one."""
         parsed = parse(url)
-        self.label, self.path, self.writable, self.version = label(url), path_of(url), writable, VERSION
+        self.url, self.label, self.path, self.writable, self.version = url, label(url), path_of(url), writable, VERSION
         self.is_server = parsed.get_backend_name() != "sqlite"
         self._secrets, self._is_ours = passwords(url), False
         self._inode: tuple[int, int] | None = None
         self._file: tuple[int, int] | None = None
         self._open: Connection | None = None
-        self._fence: Callable[[Connection], None] = lambda connection: None
-        """Called at the beginning of each write; raises to store nothing."""
         self._known: dict[str, dict[tuple[object, ...], int]] = {}
         """Ids of rows that this transaction named already, by table."""
         self._mode = "ro" if not writable else "rwc" if create else "rw"
@@ -152,7 +148,6 @@ class Database:
         *,
         create: bool = False,
         writable: bool = True,
-        wait: bool = False,
         versions: tuple[int, ...] = (VERSION,),
     ) -> Self:
         """Open a plain path or a database URL. Tables of an older version are brought up to date first.
@@ -161,7 +156,6 @@ class Database:
             url: The database.
             create: Make a missing file, and the tables of an empty database.
             writable: False needs no right to write.
-            wait: Wait for a server that this process has never reached.
             versions: Versions of the schema that the caller can read.
 
         Raises:
@@ -171,7 +165,7 @@ class Database:
         may_create = create and writable
 
         def is_passing(error: LostConnectionError) -> bool:
-            return wait or error.is_starting or database.label in _reached
+            return error.is_starting or database.label in _reached
 
         with _opening if database.path else contextlib.nullcontext():
             if database.path is not None:
@@ -235,8 +229,6 @@ class Database:
             gc.disable()  # records hold no cycles, and walking them again and again doubles the time
             try:
                 with self.transaction(write=write) as self._open:
-                    if write:
-                        self._fence(self._open)
                     return work()
             finally:
                 self._open = None
@@ -426,7 +418,6 @@ def _repeated(
 
     def before_sleep(state: tenacity.RetryCallState) -> None:
         nonlocal is_announced
-        alive.sign()
         if not is_announced and time.monotonic() - began >= 1.0:
             is_announced = True
             _logger.warning(f"{label} does not answer: waiting up to {PATIENCE_S / 60:.3g} min")

@@ -22,7 +22,7 @@ FULL = 1
 READABLE = (db.VERSION, *db.MIGRATIONS, 21, FULL)
 """Versions of the schema that can be merged; 21 had other columns of decisions."""
 
-_OWN = (db.Meta, db.Decisions, db.QueuedSweeps, db.Units)
+_OWN = (db.Meta, db.Decisions)
 """Tables of which each database has its own."""
 
 _CHUNK = 2000

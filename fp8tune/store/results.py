@@ -16,7 +16,6 @@ from fp8tune.store.frames import Framing
 from fp8tune.store.merge import Merging
 from fp8tune.store.read import COPY_CEILING, OF_STUDY, Tally
 from fp8tune.store.rows import Names, checked_rows
-from fp8tune.store.units import Queueing
 
 __all__ = ["COPY_CEILING", "FASTEST", "Store", "Tally"]
 
@@ -40,7 +39,7 @@ class Pruned:
     remaining: int
 
 
-class Store(Merging, Framing, Queueing):
+class Store(Merging, Framing):
     """An open results database. A context manager; one thread at a time."""
 
     @writes

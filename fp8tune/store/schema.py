@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,15 +32,6 @@ _REAL: sa.types.TypeEngine[Any] = sa.Double().with_variant(sa.REAL(), "sqlite")
 
 _NAME = "A-Za-z0-9_.:+-"
 _INTS = "A-Za-z0-9_= "
-
-
-class UnitState(StrEnum):
-    """State of a unit in the work queue."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
 
 
 def _table(name: str, about: str, *parts: sa.schema.SchemaItem, rowid: bool = True, **info: Any) -> Table:
@@ -316,46 +306,11 @@ Calibrations = _table(
     rowid=False,
 )
 
-QueuedSweeps = _table(
-    "queued_sweeps",
-    "Options and shapes of a shared sweep, as JSON, and the device name that it is for.",
-    _text("key", _NAME, primary_key=True),
-    _text("device"),
-    _document("document"),
-    _text("command", longest=10_000),
-    _real("created_at", null=False),
-)
-
-Units = _table(
-    "units",
-    "Parts of a queued sweep and the leases of the workers that do them.",
-    _text("key", _NAME, primary_key=True),
-    Column("sweep_key", Text, sa.ForeignKey("queued_sweeps.key", ondelete="CASCADE"), nullable=False),
-    _integer("position"),
-    _text("kernel"),
-    _text("source_hash", _NAME),
-    _document("problems"),
-    _real("expected_s", null=False),
-    _choice("state", UnitState, server_default=UnitState.WAITING),
-    _integer("attempts", server_default="0"),
-    _text("worker"),
-    _text("token", _NAME),
-    *map(_real, ("taken_at", "expires_at", "ended_at")),
-    _text("reason", longest=2_000),
-    CheckConstraint("(state = 'running') = (expires_at IS NOT NULL)"),
-    sa.Index("units_by_state", "state", "sweep_key"),
-)
-
 
 def _with_programs(connection: sa.Connection) -> None:
     """Bring a database of schema 22 to 23: tables of machine code, and no columns and tables that nothing used."""
-    for name in ("shared_launches", "published_operations", "removed_trials", "codes"):
+    for name in ("shared_launches", "published_operations", "removed_trials", "codes", "units", "queued_sweeps"):
         connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
-    rows = [dict(row) for row in connection.execute(sa.select(Units)).mappings()]
-    Units.drop(connection)
-    Units.create(connection)
-    if rows:
-        connection.execute(sa.insert(Units), rows)
     METADATA.create_all(connection, tables=[Compilers, Programs])
 
 

@@ -202,7 +202,7 @@ class Writing(Reading):
             yield
             self.flush()
         except BaseException:
-            with contextlib.suppress(DatabaseError):  # of a lease or a server that is gone, which it ends for
+            with contextlib.suppress(DatabaseError):  # of a server that is gone, which it ends for
                 self.flush()
             raise
         finally:

@@ -63,6 +63,16 @@ class SizeDone:
 
 
 @dataclass(frozen=True)
+class ChildDied:
+    """The process of a GPU has ended by itself."""
+
+    gpu: str
+    reason: str
+    sizes: int  # that it had taken and not done: others do them
+    is_replaced: bool
+
+
+@dataclass(frozen=True)
 class Finished:
     """Last event of a sweep that was not interrupted."""
 
@@ -71,6 +81,11 @@ class Finished:
     is_whole: bool = True  # nothing is left to do for the same command
     seen: int = 0  # configs of a search that were tried, in this sweep or before
     grid: int = 0  # configs of its grids that are not pruned; 0 if all grids fitted the time budget
+
+    def joined(self, end: Finished) -> Finished:
+        """Return the end of two sweeps that ran beside each other."""
+        sums = (self.left_out + end.left_out, self.is_whole and end.is_whole, self.seen + end.seen)
+        return Finished(max(self.seconds, end.seconds), *sums, self.grid + end.grid)
 
 
 Event = (
@@ -81,5 +96,6 @@ Event = (
     | ConfirmationStarted
     | ConfirmationSkipped
     | SizeDone
+    | ChildDied
     | Finished
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from fp8tune import __version__, alive, registry
+from fp8tune import __version__, registry
 from fp8tune.errors import UsageError
 from fp8tune.fork_server import start_server
 from fp8tune.measure import device, machine, timing, trial
@@ -23,6 +23,7 @@ from fp8tune.measure.arms import KernelArm, Place
 from fp8tune.measure.backends import backend_for
 from fp8tune.measure.compiling import alike
 from fp8tune.measure.engine import Backend, Worker
+from fp8tune.measure.gpus import Gpu, choose_gpus
 from fp8tune.measure.worker import RemoteError, WorkerDied
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids, problems, shapes
@@ -65,6 +66,7 @@ class ProblemPlan:
     today: Today | None = None  # config that a launch uses now, which gains are measured against
     in_graph: int = 0  # launches in the CUDA graph that is timed; 0 to time single launches
     also: tuple[NamedInts, ...] = ()  # finalists of their own right: the best with the bits of all other sizes
+    device: Device | None = None  # GPU that has its results, if a sweep uses several
 
     @classmethod
     def from_spec(
@@ -128,7 +130,7 @@ class Plan:
     # Few configs of each size: it is complete only once they are confirmed. Races are looked for on each size in the
     # config in use and in finalists, in others on one size of the kernel.
     is_partial: bool = False
-    size_budget_s: float | None = None  # time budget of each problem size that a worker takes
+    gpus: tuple[Gpu, ...] = ()  # that the sweep uses; the back end is the first one's
 
     @property
     def settings(self) -> Settings:
@@ -148,7 +150,12 @@ class Plan:
 
     def device_of(self, size: ProblemPlan) -> Device:
         """Return the device of a problem size's rows, with the way it is timed."""
-        return self.device if size.in_graph else self.backend.device
+        device = size.device or self.backend.device
+        return replace(device, timing=GRAPH) if size.in_graph else device
+
+    def device_on(self, gpu: Gpu, size: ProblemPlan) -> Device:
+        """Return the device of a problem size's rows on a GPU."""
+        return self.device_of(replace(size, device=gpu.device))
 
     def subject(self, size: ProblemPlan) -> Subject:
         """Return the key of a problem size in the database."""
@@ -188,16 +195,21 @@ def planned(options: SweepOptions, command: str = "") -> Plan:
     """
     selections = tuple(map(shapes.parse, options.shapes))
     settings = shapes.common_settings(selections)
-    if options.same_bits and options.on:
-        raise UsageError("--same-bits compares sizes, and a worker has one: sweep here, without --on")
+    if options.same_bits and (options.on or (options.gpus or 1) > 1):
+        raise UsageError("--same-bits compares all sizes on one GPU: leave out --on and --gpus")
     options, left_out = _with_recording(options)
-    backend, notices = backend_for(options.arch, options.timer)
-    plan = Plan(options, backend, "", notices + left_out, selections, command=command)
+    if options.arch is not None and options.gpus is not None:
+        raise UsageError(f"--arch {options.arch} only compiles: leave out --gpus")
+    count = 1 if options.same_bits or options.on else options.gpus
+    gpus, lines = choose_gpus(count, options.timer) if options.arch is None else ((), ())
+    backend, notices = backend_for(options.arch, options.timer, gpus[0].name if gpus else "")
+    plan = Plan(options, backend, "", notices + left_out + lines, selections, command=command, gpus=gpus)
     # What a command can vary but how long it may take; shapes and kernels by content, not by name.
     work = [
         [_kernel_key(reference) for reference in options.kernel],
         [(selected.size.canonical, *(row.canonical for row in selected.rows)) for selected in selections],
-        [vars(settings), options.grid, options.quick, backend.timer, plan.device.fingerprint, __version__],
+        [vars(settings), options.grid, options.quick, backend.timer, replace(plan.device, uuid_hash="").fingerprint],
+        [__version__],
         *([options.same_bits] if options.same_bits else []),  # it has more finalists
     ]
     return replace(plan, key=_digest(json.dumps(work)))
@@ -272,7 +284,6 @@ def expanded(
     with contextlib.closing(short.backend.worker()) as worker:
         expansion = _Expansion(short, worker, tables, [*short.notices])
         for reference in short.options.kernel:
-            alive.sign()
             sizes += expansion.sizes(reference, stored.get(load_spec(reference).name))
     notices = expansion.notices
     if not sizes:
@@ -343,7 +354,7 @@ class _Expansion:
         def grid(problem: Problem) -> grids.Grid:
             if backend.kind is Kind.INTERPRETER:
                 return grids.interpreter_configs(spec, problem, axes, named)
-            configs = grids.configs(spec, problem, axes, device.limits(here), conditions, named)
+            configs = grids.of_kernel(reference, problem, axes, device.limits(here), conditions, named)
             if isinstance(configs, grids.Product) and (self.plan.options.budget_s is None or not backend.times):
                 fix = "add --budget 10m to search it, or" if backend.times else "name"
                 count = f"{configs.size:,} configs"

@@ -60,11 +60,12 @@ def sweep(
     *,
     begun: float | None = None,
     take: Callable[[bool], ProblemPlan | None] | None = None,
-) -> Generator[Event, None, None]:
-    """Run a plan alone. Closing the generator ends the workers; every stored row stays.
+    ends: bool = True,
+) -> Generator[Event, None, int]:
+    """Run a plan alone, and return the id of its sweep. Closing the generator ends the workers; every stored row stays.
 
     ``take`` returns another problem size to sweep after the plan's, or None. Its argument is False if the size would
-    only be compiled beside the current one.
+    only be compiled beside the current one. Unless ``ends``, the same request continues the sweep once more.
     """
     started, options, backend = clock(), plan.options, plan.backend
     deadline = (started if begun is None else begun) + (math.inf if options.budget_s is None else options.budget_s)
@@ -81,7 +82,7 @@ def sweep(
     _record_kernels(store, plan.problems, sweep_id)
     yield Started(backend.device, backend.kind, len(plan.problems), sum(size.count for size in plan.problems))
     confirmation = Confirmation(store, plan, sweep_id, clock, deadline)
-    share, size_s = search.SHARE if plan.is_confirmed else search.QUICK_SHARE, plan.size_budget_s
+    share = search.SHARE if plan.is_confirmed else search.QUICK_SHARE
     may_search = backend.times and take is None and not plan.is_partial  # of few configs, all are wanted
     is_search = may_search and search.is_needed(plan, plan.problems, share * (deadline - started))
     upcoming, passes = iter(plan.problems), list[CoarsePass]()
@@ -94,8 +95,7 @@ def sweep(
                 _record_kernels(store, [size], sweep_id)
             if size is None:
                 return
-            searches = is_search or (size_s is not None and search.is_needed(plan, [size], share * size_s))
-            kind = search.SearchPass if searches else CoarsePass
+            kind = search.SearchPass if is_search else CoarsePass
             passes.append(kind(store, plan, sweep_id, size, len(passes)))
 
     with contextlib.closing(backend), store.adding_together(TOGETHER_S):
@@ -105,8 +105,6 @@ def sweep(
         for coarse in passes:  # which grow
             if clock() > deadline:
                 break
-            if size_s is not None:
-                yield from search.visits([coarse], min(clock() + share * size_s, deadline), clock)
             yield from coarse.run(lambda: clock() > deadline)
             if coarse.is_done and not plan.is_confirmed:
                 confirmation.withdraw(coarse.size)
@@ -121,11 +119,12 @@ def sweep(
         left_out = confirmation.left_out or sum(coarse.left_out() for coarse in passes if not coarse.is_done)
         left_out += sum(size.count for size in upcoming)
         is_whole = all(coarse.is_done for coarse in passes) and not left_out and not confirmation.is_incomplete
-        if is_whole:
+        if is_whole and ends:
             store.finish_sweep(sweep_id)
     searches = [coarse for coarse in passes if isinstance(coarse, search.SearchPass)]
     seen, grid = sum(coarse.seen for coarse in searches), sum(coarse.valid for coarse in searches)
     yield Finished(clock() - started, left_out, is_whole, seen, max(seen, grid))
+    return sweep_id
 
 
 def _record_kernels(store: Store, sizes: Sequence[ProblemPlan], sweep_id: int) -> None:
@@ -190,8 +189,44 @@ def published_sizes(store: Store, plan: Plan) -> list[ProblemPlan]:
     return sizes
 
 
+def best_pools(store: Store, plan: Plan) -> dict[Problem, Study]:
+    """Return the study of each problem size, without its results, on that GPU of a plan that has done most of it."""
+
+    def place(device: Device) -> Device:  # of a cluster, any GPU of the model counts
+        return replace(device, uuid_hash="") if plan.options.on else device
+
+    places = {
+        (size.problem, size.version.source_hash, place(plan.device_on(gpu, size)))
+        for size in plan.problems
+        for gpu in plan.gpus
+    }
+    pools = store.pools(kinds=[plan.backend.kind], problems={size.problem for size in plan.problems})
+    begun = [pool for pool in pools if (pool.problem, pool.source_hash, place(pool.device)) in places]
+    return {
+        pool.problem: pool for pool in sorted(begun, key=lambda pool: (pool.complete, pool.has_finals, pool.newest))
+    }
+
+
+def decided(store: Store, plan: Plan) -> set[Problem]:
+    """Return the problem sizes of which a plan leaves nothing to do, unless a grid or a reference has changed."""
+    pools = best_pools(store, plan).items()
+    return {problem for problem, pool in pools if pool.complete and (pool.has_finals or not plan.is_confirmed)}
+
+
+def placed(store: Store, plan: Plan) -> Plan:
+    """Return the plan with the GPU of each problem size that has been begun on one of several."""
+    if len(plan.gpus) < 2 and not plan.options.on:
+        return plan
+    pools = best_pools(store, plan)
+    sizes = (
+        replace(size, device=pools[size.problem].device if size.problem in pools else None) for size in plan.problems
+    )
+    return replace(plan, problems=tuple(sizes))
+
+
 def tallies(store: Store, plan: Plan) -> list[Tally]:
     """Return the outcomes of a plan's problem sizes, in this sweep and before."""
+    plan = placed(store, plan)
     all_tallies = [(size, store.tally(plan.subject(size))) for size in plan.problems]
     # Pruned rows come first: if a time budget left no room for others, nothing is known of the problem size.
     return [
@@ -202,7 +237,8 @@ def tallies(store: Store, plan: Plan) -> list[Tally]:
 
 
 def studies(store: Store, plan: Plan) -> list[Study]:
-    """Return the decided problem sizes of a plan on its device."""
+    """Return the decided problem sizes of a plan on its GPUs."""
+    plan = placed(store, plan)
     sizes: dict[Device, set[Problem]] = {}
     for size in plan.problems:
         sizes.setdefault(plan.device_of(size), set()).add(size.problem)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fp8tune.records import Problem
 from fp8tune.store.results import Store
-from fp8tune.sweeping import session
+from fp8tune.sweeping import children, session
 from fp8tune.sweeping.events import Event
 from fp8tune.sweeping.planning import Plan, ProblemPlan
 
@@ -22,7 +22,7 @@ def run(store: Store, plan: Plan, first: int, budget_s: float) -> Iterator[Event
 
     def swept(sizes: Sequence[ProblemPlan], until_s: float, *, quick: bool) -> Iterator[Event]:
         options = replace(plan.options, budget_s=until_s, quick=quick)
-        return session.run(store, replace(plan, options=options, problems=tuple(sizes)), begun=begun)
+        return children.run(store, replace(plan, options=options, problems=tuple(sizes)), begun=begun)
 
     if not plan.backend.times:
         yield from swept(plan.problems, budget_s, quick=False)

@@ -120,7 +120,20 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "vllm/model_executor/layers/fused_moe").mkdir(parents=True)
     (folder / "vllm/model_executor/layers/fused_moe/configs").symlink_to("../../../configs")
-    for name in ("results.db", "other.db", "node1.db", "node2.db", "fp8tune.db", "ci.db", "all.db", "NEW.db"):
+    (folder / "parts").mkdir()
+    for name in (
+        "parts/0.db",
+        "parts/1.db",
+        "parts/2.db",
+        "results.db",
+        "other.db",
+        "node1.db",
+        "node2.db",
+        "fp8tune.db",
+        "ci.db",
+        "all.db",
+        "NEW.db",
+    ):
         with Store.open(str(folder / name), create=True) as store:
             finished_sweep(store, {problem(K=K, G=16): {config(): 100.0, config(64): 110.0} for K in (1024, 5120)})
     archive = ("--archive", str(folder / "trials.db.xz"), "--db", str(folder / "other.db"))
@@ -200,7 +213,6 @@ def test_a_command_line_runs(line: str, here: Path) -> None:
 
 def prepare(words: list[str]) -> None:
     """Make what a command builds on."""
-    quick = ("--timer", "simulated:1", "--quick")
     if words[1] == "export" and "ops:swiglu" in words:
         shutil.copy("swept.db", "fp8tune.db")
     if words[1] == "export" and "swiglu:kernel" in words:
@@ -217,8 +229,6 @@ def prepare(words: list[str]) -> None:
             finished_sweep(store, {size: {NamedInts(dict.fromkeys(TILES, 64), num_warps=4): 100.0}})
     if "gfx942" in words or "H100" in words:
         os.environ["FP8TUNE_BASE"] = str(ROOT / "results.db")
-    if words[1] == "worker":
-        assert fp8tune("sweep", "--kernel", "rowwise-2d", "--shapes", "tiny", "--on", "queue", *quick).returncode == 0
 
 
 def extra(words: list[str]) -> list[str]:
@@ -229,10 +239,6 @@ def extra(words: list[str]) -> list[str]:
     if words[1] == "compare":
         own = [] if "--kernel" in words else ["--kernel", "ops:swiglu"]
         return [*([] if "--outputs-only" in words else ["--db", "results.db"]), *own]
-    if words[1] == "sweep" and "queue" in words:
-        return ["--kernel", "rowwise-2d"]
-    if words[1] == "worker" and "--status" not in words:
-        return ["--budget", "0"]
     if words[1] == "export" and "gfx942" not in words:
         return ["--arch", "simulated"] if "ops:swiglu" in words else ["--allow-quick"]
     return []

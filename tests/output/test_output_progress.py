@@ -41,14 +41,14 @@ def console(stream: io.StringIO, width: int = 80) -> Console:
 
 
 def a_sweep(*, stored: bool = False) -> Iterator[events.Event]:
-    """Yield the events when two sizes are swept, all from the database or all new."""
+    """Yield the events when one size is swept, all from the database or all new."""
 
     def timed(config: NamedInts, time_us: float, stage: str) -> events.TrialDone:
         row = Row(PROBLEM, config, DEVICE, Kind.MEASURED, Outcome(Status.OK, time_us), stage=stage)
         return events.TrialDone(row, from_database=stored)
 
-    yield events.Started(DEVICE, Kind.MEASURED, 2, 8)
-    yield events.RoundStarted(PROBLEM, 0, 0, 2, 3)
+    yield events.Started(DEVICE, Kind.MEASURED, 1, 3)
+    yield events.RoundStarted(PROBLEM, 0, 0, 1, 3)
     yield timed(TODAY, 12.0, "screen")
     yield timed(BEST, 8.0, "screen")
     yield timed(OTHER, 9.0, "screen")  # not confirmed: stages are not compared
@@ -130,3 +130,40 @@ def test_no_more_time_is_left_than_the_budget_has(capsys: pytest.CaptureFixture[
             display._draw()
     lines = ["0 %  2 min 0 s left", "25 %  1 min 30 s left", "100 %  0 s left"]
     assert capsys.readouterr().err.splitlines() == [f"coarse pass  {line}" for line in lines]
+
+
+def test_sizes_of_several_gpus_are_counted_together(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [Problem("colwise", NamedInts(K=k)) for k in (1, 2, 3, 4)]
+    clock = Clock()
+
+    def timed(problem: Problem, stage: str) -> events.TrialDone:
+        row = Row(problem, TODAY, DEVICE, Kind.MEASURED, Outcome(Status.OK, 10.0), stage=stage)
+        return events.TrialDone(row, from_database=False)
+
+    def coarse(*problems: Problem) -> Iterator[events.Event]:
+        yield from (events.RoundStarted(problem, 0, 0, 1, 2) for problem in problems)
+        yield from (timed(problem, "screen") for problem in problems)
+
+    steps: list[list[events.Event]] = [
+        [events.Started(DEVICE, Kind.MEASURED, 4, 8), *coarse(*sizes[:3])],  # on three GPUs, half of a size on each
+        [timed(sizes[0], "screen"), events.ConfirmationStarted(1, 6, 2, 1), timed(sizes[0], "final")],
+        [timed(sizes[1], "screen"), timed(sizes[2], "screen"), *coarse(sizes[3]), timed(sizes[3], "screen")],
+        [
+            events.ConfirmationStarted(3, 6, 6, 1),
+            timed(sizes[1], "final"),
+            events.ChildDied("1", "was killed", 1, True),
+        ],
+    ]
+    with SweepProgress(now=clock) as progress:
+        for step in steps:
+            for event in step:
+                progress.show(event)
+            progress._draw()
+    phases = [line.partition(" %")[0] for line in capsys.readouterr().err.splitlines()]
+    assert phases == [
+        "coarse pass  0 of 4 sizes  38",
+        "coarse pass  1 of 4 sizes  50",
+        "confirmation  1 size  50",
+        "GPU 1 starts again: its process was killed with 1 size, which wait again",
+        "confirmation  4 sizes  25",
+    ]

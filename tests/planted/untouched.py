@@ -1,6 +1,6 @@
 """A spec that imports neither torch nor Triton until it is launched, which a simulated GPU never does.
 
-Workers on made-up GPUs begin in half the time, so that tests of a fleet can have many of them.
+Children on made-up GPUs begin in half the time, so that tests can have many of them.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ SWITCH = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1], timeout=0).ex
 
 
 def test_another_process_cannot_remove_the_log_of_a_database_that_is_opened_twice(path: Path) -> None:
-    """A worker and its heartbeat had the same file open; another worker that ended then removed their log."""
+    """A process had the same file open twice; another one that ended then removed the log."""
     with Store.open(str(path), create=True) as store:
         sweep = begin(store)
         assert store.add(sweep, row())

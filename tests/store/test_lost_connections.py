@@ -84,20 +84,6 @@ def test_patience_ends_with_the_one_line(postgresql: Server, url: str, monkeypat
             assert "\n" not in str(raised.value)
 
 
-def test_a_worker_that_starts_while_the_server_restarts_waits(postgresql: Server) -> None:
-    mine = postgresql.database()
-    Store.open(mine, create=True).close()
-    database._reached.clear()  # as in a process of its own
-    postgresql.kill()
-    with pytest.raises(DatabaseError, match="cannot be reached"):
-        Store.open(mine, writable=False)
-    starting = threading.Timer(0.5, postgresql.start)
-    starting.start()
-    with Store.open(mine, wait=True) as store:
-        assert store.studies() == []
-    starting.join()
-
-
 def test_who_waits_says_so_once_and_when_it_goes_on(postgresql: Server, caplog: pytest.LogCaptureFixture) -> None:
     mine = postgresql.database()
 

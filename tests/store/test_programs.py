@@ -117,7 +117,9 @@ OLD_TABLES = """
     DROP TABLE programs; DROP TABLE compilers;
     CREATE TABLE codes (result_id INTEGER PRIMARY KEY REFERENCES results (id) ON DELETE CASCADE, code_hash TEXT) STRICT;
     INSERT INTO codes SELECT id, '' FROM results;
-    ALTER TABLE units ADD COLUMN worth REAL NOT NULL DEFAULT 0;
+    CREATE TABLE queued_sweeps (key TEXT PRIMARY KEY) STRICT;
+    CREATE TABLE units (key TEXT PRIMARY KEY, sweep_key TEXT REFERENCES queued_sweeps (key)) STRICT;
+    INSERT INTO queued_sweeps VALUES ('sweep'); INSERT INTO units VALUES ('unit', 'sweep');
     UPDATE meta SET value = '22' WHERE name = 'schema_version';
 """
 
@@ -160,7 +162,7 @@ def test_a_database_of_the_schema_before_is_brought_up_to_date(tmp_path: Path, o
 def test_a_database_that_cannot_be_brought_up_to_date_stays_as_it_was(tmp_path: Path) -> None:
     of_schema_22(tmp_path / "a.db")
     with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as raw:
-        raw.execute("DROP TABLE units")
+        raw.executescript("DROP TABLE units; CREATE VIEW units AS SELECT 1")
     with pytest.raises(DatabaseError):
         Store.open(str(tmp_path / "a.db"))
     assert version_of(tmp_path / "a.db") == "22"

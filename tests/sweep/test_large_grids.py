@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet.crew import DEVICE, of_type, worked
 
 from fp8tune.errors import UsageError
-from fp8tune.fleet import units
 from fp8tune.measure.arms import KernelArm
 from fp8tune.options import SweepOptions
 from fp8tune.plan import grids
@@ -22,6 +20,7 @@ from fp8tune.sweeping import planning, search, session
 from fp8tune.sweeping.events import Finished, TrialDone
 from fp8tune.sweeping.planning import Plan
 
+DEVICE = "simulated:1"
 LEADS = f"LEAD={','.join(map(str, range(1, 1401)))}"
 LARGE = (LEADS, "maxnreg=0,64,96,128,168", "num_warps=1,2,4,8,16", "BLOCK_SIZE<=32")
 SMALL = ("BLOCK_SIZE*BLOCK_SIZE_ITER<=4096", "num_stages=1")
@@ -139,23 +138,3 @@ def test_what_compiles_long_holds_nothing_up(store: Store, monkeypatch: pytest.M
     assert all(count <= max(search.BATCH, number) for number, count in enumerate(waiting, 1))
     assert max(waiting) > 2 * search.BATCH
     assert sum(count >= 12 for count in waited) > 0.9 * len(waited) > 0
-
-
-def test_two_workers_share_a_search(tmp_path: Path) -> None:
-    """Each knows what the other saw, and the parts of the time budget are those of the sizes."""
-    db = str(tmp_path / "queue.db")
-    with Store.open(db, create=True) as store:
-        sweep, count = units.add(store, plan_of(*LARGE, sizes=2, budget_s=2.0))
-        assert count == 2
-        plan = units.plan_of(sweep, timer=f"{DEVICE},gpu=1")
-        assert plan.size_budget_s == 1.0
-        first = worked(db, gpu=1, lease_s=60.0)
-        assert next(event for event in first if isinstance(event, TrialDone))
-        until_waiting = itertools.takewhile(lambda event: getattr(event, "event", "") != "waiting", worked(db, gpu=2))
-        assert len(of_type(until_waiting, "done")) == 1
-        assert len(of_type(first, "done")) == 1
-        rows = [*store.rows()]
-        assert len({row.device for row in rows}) == len({row.problem for row in rows}) == 2
-        second = search.SearchPass(store, plan, 1, plan.problems[0], 0)
-        second.read_others()
-        assert any(times.times_us for times in second.others)

@@ -178,7 +178,8 @@ def test_without_hashes_the_fix_is_named(options: SweepOptions) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"), [({"same_bits": "rows"}, "no size has that name"), ({"on": "queue"}, "without --on")]
+    ("changes", "message"),
+    [({"same_bits": "rows"}, "no size has that name"), ({"gpus": 2}, "leave out --on and --gpus")],
 )
 def test_what_cannot_be_constrained_is_refused(options: SweepOptions, changes: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
