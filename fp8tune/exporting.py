@@ -146,7 +146,7 @@ def left_out_notice(count: int, studies: Iterable[Study]) -> str:
 
 def alone_notices(studies: Iterable[Study]) -> Iterator[str]:
     """Yield a line about exported picks without a config beside them."""
-    alone = [study for study in studies if study.choice.verdict is Verdict.ALONE]
+    alone = [study for study in studies if study.choice.verdict is Verdict.ALONE and not _is_unconfirmed(study)]
     for kernel, group in group_by(alone, lambda study: study.problem.kernel).items():
         sizes = "1 size has" if len(group) == 1 else f"{len(group)} sizes have"
         yield f"{kernel}: {sizes} one config that was timed, and nothing to compare it with"
@@ -186,7 +186,9 @@ def _with_stale(store: Reader, studies: Iterable[Study], here: Device | None) ->
 
 def _is_unconfirmed(study: Study) -> bool:
     is_measured = study.kind in (Kind.MEASURED, Kind.SIMULATED) and study.is_usable
-    return is_measured and study.choice.verdict in UNCONFIRMED
+    verdict = study.choice.verdict
+    # a search that ended after its first config leaves one alone, and no fresh process has timed that
+    return is_measured and (verdict in UNCONFIRMED or (verdict is Verdict.ALONE and not study.finals))
 
 
 def _device_picks(store: Reader, kernel: str, here: Sequence[Study], *, allow_quick: bool) -> KernelPicks:

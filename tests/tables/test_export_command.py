@@ -219,6 +219,17 @@ def test_the_own_table_gets_kernels_with_own_results_alone(tmp_path: Path, monke
         assert {row[0] for row in runpy.run_path(str(table))["ROWS"]} == kernels
 
 
+def test_a_config_that_a_search_tried_alone_is_left_out_until_it_is_confirmed(tmp_path: Path) -> None:
+    size = replace(rows.problem(2048), kernel="colwise")
+    with Store.open(str(tmp_path / "results.db"), create=True) as store:
+        sweep = rows.begin(store, request="colwise 2048")
+        store.add_many(sweep, [rows.row(100.0, config=rows.config(32), size=size)])
+        store.mark_complete(sweep, rows.subject(size), 1)
+        store.finish_sweep(sweep)
+        for allow_quick, count in ((False, 0), (True, 2)):
+            assert len(select_rows(store, "sm_90", allow_quick=allow_quick).table.entries) == count
+
+
 def test_stale_picks_are_left_out_where_that_is_decided(tmp_path: Path) -> None:
     sweep_of(tmp_path / "results.db", "colwise")
     updated = replace(rows.H100, driver="590.1")

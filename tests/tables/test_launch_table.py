@@ -28,6 +28,7 @@ from fp8tune.exporting import select_rows, shipped_tables
 from fp8tune.records import FinalsRun, Problem, ProcessTimes
 from fp8tune.stats.study import Study
 from fp8tune.store.results import Store
+from fp8tune.studies import installed_hash
 from fp8tune.tables.current import NO_TABLES, CurrentTables
 from fp8tune.tables.launch_table import Entry, LaunchTable, default_path, parse, shipped_path
 from fp8tune.tables.merge import merge_file
@@ -71,6 +72,15 @@ def test_the_committed_tables_are_read_back_as_they_are(arch: str, triton: str) 
 
 
 ONE_ROW = LaunchTable("sm_90", (Entry("colwise", "", KEY, CONFIG, code="0123456789abcdef"),))
+
+
+def test_shipped_rows_were_measured_with_the_code_that_is_shipped() -> None:
+    """A kernel that is edited is swept again, or its hash is migrated, before its rows are shipped."""
+    for triton in ("", *tables.versions("sm_90")):
+        codes: dict[str, set[str]] = {}
+        for entry in parse(shipped_path("sm_90", triton).read_text(), "sm_90").entries:
+            codes.setdefault(entry.kernel, set()).add(entry.code)
+        assert [kernel for kernel, known in codes.items() if installed_hash(kernel) not in known] == []
 
 
 def test_each_flipped_bit_of_a_table_is_noticed() -> None:
