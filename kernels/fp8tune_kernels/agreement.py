@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from . import identity
+from .identity import UnknownCodeError
+from .identity import code_hash as identity_of
 
 Facts = Mapping[str, str]
 """Thing to agree on -> its hash or version."""
@@ -84,6 +85,6 @@ def code_hash(kernel: str, file: Path | None = None) -> str:
     ``file``: of a module that cannot be found by its name.
     """
     try:
-        return identity.code_hash(kernel.partition(".<locals>")[0], file)  # of a function that makes kernels: all of it
-    except identity.UnknownCodeError:
+        return identity_of(kernel.partition(".<locals>")[0], file)  # of a function that makes kernels: all of it
+    except UnknownCodeError:
         return ""

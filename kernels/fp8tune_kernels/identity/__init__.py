@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import code
 from .cache import cached
 from .code import Location, digest, locate
+from .code import declared_name as declared_name_at  # ``from . import code`` would import the package above
+from .code import fields_hash as fields_hash_at
 from .errors import InvalidCodeError, UnknownCodeError
 from .modules import Finder
 
@@ -55,8 +56,8 @@ def fields_hash(
     location, finder = _found(kernel, file, roots)
     subject = (*map(str, location), str(file or ""), *fields, required)
     if roots:  # of a checkout that is gone soon
-        return code.fields_hash(location, finder, fields, required)
-    return cached(subject, finder, lambda: code.fields_hash(location, finder, fields, required))
+        return fields_hash_at(location, finder, fields, required)
+    return cached(subject, finder, lambda: fields_hash_at(location, finder, fields, required))
 
 
 def declared_name(kernel: str, roots: Sequence[Path] = ()) -> str | None:
@@ -64,7 +65,7 @@ def declared_name(kernel: str, roots: Sequence[Path] = ()) -> str | None:
 
     Raises as :func:`code_hash` does.
     """
-    return code.declared_name(*_found(kernel, None, roots))
+    return declared_name_at(*_found(kernel, None, roots))
 
 
 def _found(kernel: str, file: Path | None, roots: Sequence[Path]) -> tuple[Location, Finder]:

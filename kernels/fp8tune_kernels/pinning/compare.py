@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import identity
 from ..agreement import ranks
+from ..identity import UnknownCodeError, code_hash
 from ..tuners import HookUnknownError, backend_options, decoded, function_name, hook_for, python_function, resolved
 from .errors import PinError, one_line
 from .keys import Key
@@ -53,8 +53,8 @@ def current_code(target: Any, table: Table) -> str:
 def _code(kernel: str, path: Path) -> str:
     """Return a hash by the name of a module; by its file where it is found by no name, or by a relative path."""
     for file in (path,) if kernel.rpartition(":")[0].endswith(".py") else (None, path):
-        with contextlib.suppress(identity.UnknownCodeError):
-            return identity.code_hash(kernel, file)
+        with contextlib.suppress(UnknownCodeError):
+            return code_hash(kernel, file)
     return ""
 
 
