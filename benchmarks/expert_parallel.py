@@ -3,8 +3,7 @@
 torchrun --nproc-per-node 2 -m benchmarks.expert_parallel --seconds 200 --out results
 
 A rank prints for each layer and contender the median step of the slowest rank, the bytes that a rank sends in a step,
-and its peak memory. It first compares Qwen3's results with those of one GPU. ``OUT`` gets rows in JSON and a picture of
-one step of rank 0.
+and its peak memory. It first compares Qwen3's results with those of one GPU. ``OUT`` gets rows in JSON.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.layers import compiled, swiglu, torch_mlp
-from fp8tune_kernels import ExpertGroup, choose_experts, expert_parallel_moe, moe_layer
+from benchmarks.layers import Layer, compiled, swiglu, torch_mlp
+from fp8tune_kernels import ExpertGroup, choose_experts, expert_parallel_moe
 from fp8tune_kernels.moe import expert_parallel
 from fp8tune_kernels.moe.permutation import scatter, sort_rows
 
 
-class Layer(NamedTuple):
+class Sizes(NamedTuple):
     """Sizes of a layer that all ranks share."""
 
     hidden: int
@@ -41,22 +40,12 @@ class Layer(NamedTuple):
 
 
 LAYERS = {
-    "Qwen3-30B-A3B": Layer(2048, 768, 128, 8),
-    "DeepSeek-V3": Layer(7168, 2048, 256, 8),
-    "tiny": Layer(48, 32, 8, 2),
+    "Qwen3-30B-A3B": Sizes(2048, 768, 128, 8),
+    "DeepSeek-V3": Sizes(7168, 2048, 256, 8),
+    "tiny": Sizes(48, 32, 8, 2),
 }
 TOKENS = (4096, 16384)
 ROUNDS = 15
-
-
-class Operands(NamedTuple):
-    """Operands of one rank."""
-
-    x: Tensor
-    router: Tensor
-    w13: Tensor
-    w2: Tensor
-    grad: Tensor
 
 
 # The baseline: rows in bfloat16, splits on the host
@@ -116,24 +105,20 @@ CONTENDERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def operands(layer: Layer, tokens: int, device: torch.device, rank: int) -> Operands:
+def operands(sizes: Sizes, tokens: int, device: torch.device, rank: int) -> Layer:
     """Return the operands of one rank; the router is that of all."""
     ranks, draw = dist.get_world_size(), torch.Generator(device)
 
     def normal(seed: int, *shape: int, std: float) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, std, generator=draw.manual_seed(seed))
 
-    x, grad = (normal(2 * rank + place, tokens, layer.hidden, std=0.2) for place in (10, 11))
-    w13 = normal(100 + rank, layer.experts // ranks, 2 * layer.expert, layer.hidden, std=0.02)
-    w2 = normal(200 + rank, layer.experts // ranks, layer.hidden, layer.expert, std=0.02)
-    return Operands(x, normal(1, layer.experts, layer.hidden, std=0.02), w13, w2, grad)
-
-
-def step(forward: Callable[..., Tensor], own: Operands, top_k: int) -> list[Tensor]:
-    """Return the output, and the gradients of all operands."""
-    leaves = [leaf.requires_grad_() for leaf in own[:4]]
-    out = forward(*leaves, top_k)
-    return [out.detach(), *torch.autograd.grad(out, leaves, own.grad)]
+    x, grad = (normal(2 * rank + place, tokens, sizes.hidden, std=0.2) for place in (10, 11))
+    router = normal(1, sizes.experts, sizes.hidden, std=0.02)
+    w13 = normal(100 + rank, sizes.experts // ranks, 2 * sizes.expert, sizes.hidden, std=0.02)
+    w2 = normal(200 + rank, sizes.experts // ranks, sizes.hidden, sizes.expert, std=0.02)
+    for leaf in (x, router, w13, w2):
+        leaf.requires_grad_()
+    return Layer(x, router, w13, w2, grad, sizes.top_k)
 
 
 # What is measured
@@ -185,12 +170,10 @@ def slowest(value: float, device: torch.device, least: bool = False) -> float:
     return result.item()
 
 
-def measured(name: str, layer: Layer, tokens: int, device: torch.device) -> list[dict[str, Any]]:
+def measured(name: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
     """Return a row for each contender, whose steps take turns."""
-    own = operands(layer, tokens, device, dist.get_rank())
-    steps: dict[str, Any] = {
-        label: functools.partial(step, call, own, layer.top_k) for label, call in CONTENDERS.items()
-    }
+    own = operands(LAYERS[name], tokens, device, dist.get_rank())
+    steps = {label: own.call(forward).step for label, forward in CONTENDERS.items()}
     rows = list[dict[str, Any]]()
     for label, run in steps.items():
         with Sent() as sent:
@@ -211,20 +194,16 @@ def measured(name: str, layer: Layer, tokens: int, device: torch.device) -> list
     return rows
 
 
-def checked(layer: Layer, tokens: int, device: torch.device) -> list[str]:
+def checked(sizes: Sizes, tokens: int, device: torch.device) -> list[str]:
     """Return lines that compare this rank's results with those of one device."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    own = [operands(layer, tokens, device, number) for number in range(ranks)]
-    whole = Operands(*(torch.cat(parts) for parts in zip(*own, strict=True)))._replace(router=own[0].router)
-
-    def alone(x: Tensor, router: Tensor, w13: Tensor, w2: Tensor, top_k: int) -> Tensor:
-        return moe_layer(x, w13, w2, *choose_experts(functional.linear(x, router), top_k))
-
-    right = step(alone, whole, layer.top_k)
+    own = [operands(sizes, tokens, device, number) for number in range(ranks)]
+    x, _, w13, w2, grad = (torch.cat(parts) for parts in zip(*(layer[:5] for layer in own), strict=True))
+    right = Layer(x, own[0].router, w13, w2, grad, sizes.top_k).our_call().step()
     lines = []
     exact: dict[str, Any] = {"fp8tune, float32 sums": functools.partial(our_layer, sums=torch.float32)}
-    for label, call in (exact | CONTENDERS).items():
-        results, texts = step(call, own[rank], layer.top_k), []
+    for label, forward in (exact | CONTENDERS).items():
+        results, texts = own[rank].call(forward).step(), []
         for part, result, expected in zip(("out", "x", "router", "w13", "w2"), results, right, strict=True):
             if part == "router":  # each rank has the gradient of its tokens
                 dist.all_reduce(result)
@@ -237,38 +216,6 @@ def checked(layer: Layer, tokens: int, device: torch.device) -> list[str]:
     return lines
 
 
-def picture(layer: Layer, tokens: int, device: torch.device) -> str:
-    """Return an SVG of one step: kernels of the layer above, transfers below."""
-    own = operands(layer, tokens, device, dist.get_rank())
-    run = functools.partial(step, CONTENDERS["fp8tune, rows counted"], own, layer.top_k)
-    for _ in range(5):
-        run()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        run()  # the first waits for the profiler
-        torch.cuda.synchronize()
-    events = sorted(
-        (event.time_range.start, event.time_range.end, event.name)
-        for event in profile.events()
-        if "CUDA" in str(event.device_type)
-    )
-    starts = [start for start, _, name in events if "choose_kernel" in name]
-    events = [event for event in events if event[0] >= starts[-1]]
-    begin, end = events[0][0], max(event[1] for event in events)
-    scale, shapes = 1000 / (end - begin), []
-    colors = {"nccl": "#d62728", "gathered_rows": "#1f77b4", "grouped": "#1f77b4", "transpose": "#2ca02c"}
-    for start, stop, name in events:
-        color = next((color for part, color in colors.items() if part in name), "#7f7f7f")
-        y, width = (70 if "nccl" in name else 30), max((stop - start) * scale, 0.3)
-        title = f"<title>{name[:60].replace('<', ' ').replace('&', ' ')}: {stop - start:.0f} us</title>"
-        place = f'x="{(start - begin) * scale:.1f}" y="{y}" width="{width:.1f}" height="30"'
-        shapes.append(f'<rect {place} fill="{color}">{title}</rect>')
-    text = f"one step of rank 0, {end - begin:.0f} us: GEMMs blue, transposes green, other kernels grey, transfers red"
-    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 110" font-family="sans-serif" font-size="14">'
-    return "\n".join([head, f'<text x="0" y="18">{text}</text>', *shapes, "</svg>\n"])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print and write rows until the time is over."""
     started = time.monotonic()
@@ -276,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", nargs="+", choices=tuple(LAYERS), default=list(LAYERS)[:2])
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="of a rank")
     parser.add_argument("--seconds", type=float, default=230, help="begin no layer after so long")
-    parser.add_argument("--out", type=Path, default=Path("."), help="folder of rows and picture")
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of rows")
     options = parser.parse_args(arguments)
     is_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if is_gpu else torch.device("cpu")
@@ -302,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not has_time():
                 say(f"{layer}, {tokens} tokens: left out")
                 continue
-            results = measured(layer, LAYERS[layer], tokens, device)
+            results = measured(layer, tokens, device)
             rows += results
             base = results[0]
             for row in results:
@@ -315,10 +262,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             if dist.get_rank() == 0:
                 (options.out / f"expert-parallel-{ranks}.json").write_text(json.dumps(rows, indent=1))
-    if is_gpu and has_time():
-        svg = picture(LAYERS[first], options.tokens[-1], device)
-        if dist.get_rank() == 0:
-            (options.out / f"expert-parallel-{ranks}.svg").write_text(svg)
     dist.destroy_process_group()
     return 0
 
