@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 factor = seconds.get("one", math.nan) / seconds[run]
             losses, lost, doubled = alone.losses(own), alone.lost(own), own.trials.total() - len(own.trials)
             faults += lost + doubled
-            cells = [run, f"{len(own.blocks)}", f"{seconds[run]:.1f}", f"{factor:.2f}x"]
+            cells = [run, f"{len(own.blocks)}", f"{seconds[run]:.1f}", "-" if math.isnan(factor) else f"{factor:.2f}x"]
             cells += [" + ".join(f"{count:,}" for count in own.blocks.values())]
             cells += [" + ".join(f"{time_s:.2f}" for time_s in own.device_s.values())]
             cells += [f"{len(alone.chosen) - len(losses)} of {len(alone.chosen)}", f"{max(losses, default=0.0):.1%}"]

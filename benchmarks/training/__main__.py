@@ -3,8 +3,8 @@
     python -m benchmarks.training                          # 7 arms, 5 seeds, 1,000 steps: minutes on one GPU
     python -m benchmarks.training --size tiny --steps 20   # on a CPU, to see it run
 
-The states of all runs are in --folder. The same command resumes what was killed, and comes to the same bits. The model
-is a Qwen3-MoE of transformers; the language is made up, and the least possible loss is known.
+Results of runs are in --folder: the same command begins those anew that were stopped. The model is a Qwen3-MoE of
+transformers; the language is made up, and the least possible loss is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from benchmarks.tables import table
 from benchmarks.training.arms import ARMS
 from benchmarks.training.language import FLOOR
-from benchmarks.training.run import Settings, measured, worker
+from benchmarks.training.run import Settings, worker
 
 REFERENCE = "bf16"  # arm that others are compared with
 TINY = {"sequences": 4, "length": 32, "vocabulary": 64, "topics": 2, "hidden": 64, "heads": 2, "experts": 4}
@@ -39,9 +39,9 @@ SIZES = {
 HEADINGS = ("arm", "seeds", "loss", "over the floor", "standard deviation", "less bf16, seed by seed", "within it")
 
 
-def losses_table(runs: Sequence[Mapping[str, Any]], name: str = "held_out") -> str:
+def losses_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the final losses in nats per token, and whether their mean is within a standard deviation of bf16's."""
-    losses = pd.DataFrame(runs).pivot(index="arm", columns="seed", values=name)
+    losses = pd.DataFrame(runs).pivot(index="arm", columns="seed", values="held_out")
     less, spreads = losses - losses.loc[REFERENCE], losses.std(axis=1).fillna(0.0)
     rows = []
     for arm in (arm for arm in ARMS if arm in losses.index):
@@ -52,16 +52,6 @@ def losses_table(runs: Sequence[Mapping[str, Any]], name: str = "held_out") -> s
             row[6] = "yes" if abs(difference) <= spreads[REFERENCE] else "no"
         rows.append(row)
     return table(HEADINGS, rows)
-
-
-def speeds_table(speeds: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the times and the memory of a step."""
-    headings = ("arm", "a step as a CUDA graph, ms", "launched from the host, ms", "peak memory, MiB")
-    rows = [
-        [arm, f"{item['graph_ms']:.2f}", f"{item['eager_ms']:.1f}", f"{item['peak_mib']:,.0f}"]
-        for arm, item in speeds.items()
-    ]
-    return table(headings, rows, align="---:")
 
 
 def trained(options: argparse.Namespace, settings: Settings) -> list[dict[str, Any]]:
@@ -79,14 +69,14 @@ def trained(options: argparse.Namespace, settings: Settings) -> list[dict[str, A
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, time and print the tables; return 2 for a folder with runs of other settings."""
+    """Train and print the table; return 2 for a folder with runs of other settings."""
     is_cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=5, help="of each arm; 0 times the arms alone")
+    parser.add_argument("--seeds", type=int, default=5, help="of each arm")
     parser.add_argument("--steps", type=int, help="of each run; those of the size")
     parser.add_argument("--size", choices=tuple(SIZES), default="small")
-    parser.add_argument("--folder", type=Path, default=Path("training"), help="states and results of all runs")
+    parser.add_argument("--folder", type=Path, default=Path("training"), help="results of all runs")
     parser.add_argument("--json", type=Path, default=Path("training.json"), help="where all results go")
     parser.add_argument("--processes", type=int, default=8 if is_cuda else 2)
     parser.add_argument("--device", default="cuda" if is_cuda else "cpu")
@@ -98,25 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.folder} has runs of other settings: name another --folder, or remove it", file=sys.stderr)
         return 2
     file.write_text(text)
-    runs, speeds = trained(options, settings) if options.seeds else [], {}
-    for arm in options.arms if options.device == "cuda" else ():
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:  # no arm finds another's memory
-            speeds[arm] = alone.submit(measured, arm, settings, options.device).result()
-        print(f"{arm}: {speeds[arm]}", flush=True)
+    runs = trained(options, settings)
     document = {
         "settings": asdict(settings),
         "floor": FLOOR,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu",
         "versions": {"torch": torch.__version__, "transformers": metadata.version("transformers")},
-        "speeds": speeds,
     }
     lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     options.json.write_text(f'{json.dumps(document, indent=1)[:-2]},\n "runs": [\n{lines}\n ]\n}}\n')
     if REFERENCE in (run["arm"] for run in runs):
-        print(losses_table(runs), "The same weights, all judged in bf16:", sep="\n")
-        print(losses_table(runs, "held_out_in_bf16"))
-    if speeds:
-        print(speeds_table(speeds))
+        print(losses_table(runs))
     print(f"written: {options.json}")
     return 0
 

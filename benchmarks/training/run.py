@@ -1,8 +1,7 @@
-"""One run: a model of one seed trained in one arm. It can be stopped at any step, and resumes to the same bits."""
+"""One run: a model of one seed trained in one arm, to the same bits each time."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -25,7 +24,6 @@ from benchmarks.training.language import Language
 
 HELD_OUT = 1_000_003  # seed of the texts that losses are judged on: no run's own
 BALANCE = 0.01  # weight of the loss that spreads tokens over experts
-SAVE_EVERY = 200  # steps
 
 
 @dataclass(frozen=True)
@@ -83,15 +81,14 @@ def make_model(settings: Settings, seed: int) -> Any:
 class Trainer:
     """A model of an arm and a seed with its optimizer on a device; there a step is captured in a CUDA graph."""
 
-    def __init__(self, arm: str, seed: int, settings: Settings, device: str, *, is_graph: bool = True) -> None:
+    def __init__(self, arm: str, seed: int, settings: Settings, device: str) -> None:
         self.arm, self.settings, self.device = arm, settings, torch.device(device)
         _be_deterministic(self.device)
         self.model = make_model(settings, seed).to(device)
-        self.parameters = dict(self.model.named_parameters())
-        start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        start = [parameter.detach().clone() for parameter in self.model.parameters()]
         self.lr, self.loss = torch.zeros((), device=device), torch.zeros((), device=device)
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
+            self.model.parameters(),
             lr=self.lr,
             betas=(0.9, 0.95),
             weight_decay=0.01,
@@ -100,11 +97,11 @@ class Trainer:
         )
         self.text = torch.zeros(settings.sequences, settings.length + 1, dtype=torch.int64, device=device)
         self.once: Callable[[], None] = self._step
-        if is_graph and self.device.type == "cuda":
+        if self.device.type == "cuda":
             self._capture()
         else:
             self._step()  # makes the optimizer's state
-        self.load(start, {name: torch.zeros_like(value) for name, value in self.moments().items()})
+        self._reset(start)
 
     def step(self, text: Tensor, number: int) -> Tensor:
         """Return the loss of a step, (): a tensor that the next step writes over."""
@@ -114,32 +111,27 @@ class Trainer:
         return self.loss
 
     @torch.no_grad()
-    def held_out(self, arm: str) -> float:
-        """Return the mean loss on texts that no run has seen, multiplied by the function of an arm."""
+    def held_out(self) -> float:
+        """Return the mean loss on texts that no run has seen."""
         settings = self.settings
         texts = settings.language.texts(settings.held_out, settings.length, HELD_OUT, self.device)
-        losses = [self._losses(part, arm)[0] for part in texts.split(settings.sequences)]
+        losses = [self._losses(part)[0] for part in texts.split(settings.sequences)]
         return statistics.fmean(torch.stack(losses).tolist())
 
     def digest(self) -> str:
         """Return a hash of all parameters' bytes."""
         sha256 = hashlib.sha256()
-        for value in self.parameters.values():
+        for value in self.model.parameters():
             sha256.update(value.detach().cpu().numpy().tobytes())
         return sha256.hexdigest()
 
     @torch.no_grad()
-    def load(self, parameters: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
-        """Copy a state into the tensors that are there: a graph goes on reading those."""
-        for name, value in self.parameters.items():
-            value.copy_(parameters[name])
-        for name, value in self.moments().items():
-            value.copy_(moments[name])
-
-    def moments(self) -> dict[str, Tensor]:
-        """Return the optimizer's state."""
-        state = self.optimizer.state
-        return {f"{name} {kind}": state[p][kind] for name, p in self.parameters.items() for kind in sorted(state[p])}
+    def _reset(self, start: list[Tensor]) -> None:
+        """Undo warmup steps in the tensors that are there: a graph goes on reading those."""
+        for parameter, value in zip(self.model.parameters(), start, strict=True):
+            parameter.copy_(value)
+            for moment in self.optimizer.state[parameter].values():
+                moment.zero_()
 
     def _rate(self, number: int) -> float:
         """Return the learning rate: linear warmup, then linearly to a tenth."""
@@ -149,9 +141,9 @@ class Trainer:
         left = (settings.steps - number) / max(settings.steps - settings.warmup, 1)
         return settings.lr * (0.1 + 0.9 * max(left, 0.0))
 
-    def _losses(self, text: Tensor, arm: str) -> tuple[Tensor, Tensor]:
+    def _losses(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean cross entropy of the tokens after a text's first, and the loss of balance."""
-        with in_transformers(arm), torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+        with in_transformers(self.arm), torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             out = self.model.model(input_ids=text[:, :-1], output_router_logits=True)
             logits = self.model.lm_head(out.last_hidden_state[:, 1:]).float()
             balance = [_imbalance(layer, self.settings.active) for layer in out.router_logits]
@@ -160,9 +152,9 @@ class Trainer:
 
     def _step(self) -> None:
         self.optimizer.zero_grad()
-        loss, balance = self._losses(self.text, self.arm)
+        loss, balance = self._losses(self.text)
         (loss + BALANCE * balance).backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.loss.copy_(loss.detach())
 
@@ -191,60 +183,29 @@ def _imbalance(logits: Tensor, active: int) -> Tensor:
     return logits.shape[-1] * (chosen.float().mean((0, 1)) * chances.mean(0)).sum()
 
 
-def run(
-    arm: str, seed: int, settings: Settings, device: str, folder: Path, save_every: int = SAVE_EVERY
-) -> dict[str, Any]:
-    """Train, from the state on disk if there is one. The result is returned and written, and read if it is there."""
-    result, saved = folder / f"{arm}-{seed}.json", folder / f"{arm}-{seed}.pt"
-    if result.exists():
-        done: dict[str, Any] = json.loads(result.read_text())
+def run(arm: str, seed: int, settings: Settings, device: str, folder: Path) -> dict[str, Any]:
+    """Train. The result is returned and written, and read if it is there."""
+    file = folder / f"{arm}-{seed}.json"
+    if file.exists():
+        done: dict[str, Any] = json.loads(file.read_text())
         return done
-    start, begin = time.monotonic(), 0
+    start = time.monotonic()
     trainer, losses = Trainer(arm, seed, settings, device), torch.zeros(settings.steps, device=device)
-    if saved.exists():
-        state = torch.load(saved, weights_only=True)
-        trainer.load(state["parameters"], state["moments"])
-        losses[: (begin := state["step"])] = state["losses"].to(device)
     count = settings.steps * settings.sequences
     texts = settings.language.texts(count, settings.length, seed, trainer.device).split(settings.sequences)
-    for number in range(begin, settings.steps):
+    for number in range(settings.steps):
         losses[number] = trainer.step(texts[number], number)
-        if (number + 1) % save_every == 0 and number + 1 < settings.steps:
-            parameters = {name: value.detach() for name, value in trainer.parameters.items()}
-            state = {"parameters": parameters, "moments": trainer.moments(), "losses": losses[: number + 1]}
-            _replace(saved, functools.partial(torch.save, {**state, "step": number + 1}))
     results = {
         "arm": arm,
         "seed": seed,
         "losses": [round(loss, 5) for loss in losses.tolist()],
-        "held_out": trainer.held_out(arm),
-        "held_out_in_bf16": trainer.held_out("bf16"),
+        "held_out": trainer.held_out(),
         "digest": trainer.digest(),
         "seconds": round(time.monotonic() - start, 1),
-        "resumed_at": begin,
     }
-    _replace(result, lambda path: path.write_text(json.dumps(results)))
-    saved.unlink(missing_ok=True)
-    return results
-
-
-def measured(arm: str, settings: Settings, device: str, rounds: int = 50) -> dict[str, float]:
-    """Return milliseconds per step, alone on the GPU, from the host and as a graph, and the peak memory of a step."""
-    results = {}
-    text = settings.language.texts(settings.sequences, settings.length, HELD_OUT, torch.device(device))
-    for name, is_graph in (("eager_ms", False), ("graph_ms", True)):
-        trainer, times = Trainer(arm, 0, settings, device, is_graph=is_graph), list[float]()
-        for number in range(5 + rounds):
-            if number == 5:
-                torch.cuda.reset_peak_memory_stats()
-            begin = time.perf_counter()
-            trainer.step(text, number)
-            torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) * 1e3)
-        results[name] = round(statistics.median(times[5:]), 3)
-        if not is_graph:
-            results["peak_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
-        del trainer
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(results))
+    part.replace(file)  # there as a whole or not at all
     return results
 
 
@@ -256,13 +217,6 @@ def _be_deterministic(device: torch.device) -> None:
     if device.type == "cuda":
         torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward pass adds in any order
         torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that is there as a whole or not at all."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    write(part)
-    part.replace(path)
 
 
 def worker(arm: str, seed: int, settings: Settings, device: str, folder: str) -> dict[str, Any]:

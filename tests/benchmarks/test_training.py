@@ -1,4 +1,4 @@
-"""The training comparison: its language, its runs that go on where they were, and what it says of them."""
+"""The training comparison: its language, its runs, and what it says of them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,14 @@ def _as_it_was():
     torch.use_deterministic_algorithms(is_deterministic)
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    arm, whole, stopped = "fp8", tmp_path / "whole", tmp_path / "stopped"
-    whole.mkdir()
-    stopped.mkdir()
-    expected = runs.run(arm, 1, TINY, "cpu", whole)
-    step = runs.Trainer.step
-
-    def dies(self, text, number):
-        if number == 3:
-            raise KeyboardInterrupt
-        return step(self, text, number)
-
-    monkeypatch.setattr(runs.Trainer, "step", dies)
-    with pytest.raises(KeyboardInterrupt):
-        runs.run(arm, 1, TINY, "cpu", stopped, 2)
-    assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.pt"]
-    monkeypatch.setattr(runs.Trainer, "step", step)
-    results = runs.run(arm, 1, TINY, "cpu", stopped, 2)
-    assert results["resumed_at"] == 2
-    assert all(results[name] == expected[name] for name in ("losses", "held_out", "digest"))
-    assert results["held_out_in_bf16"] != results["held_out"]
-    assert [path.name for path in stopped.iterdir()] == [f"{arm}-1.json"]
-    assert runs.run(arm, 1, TINY, "cpu", stopped) == results  # done: read, not run
+def test_a_run_repeats_its_bits_and_is_read_once_it_is_done(tmp_path):
+    results = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        results.append(runs.run("fp8", 1, TINY, "cpu", tmp_path / name))
+    assert all(results[0][name] == results[1][name] for name in ("losses", "held_out", "digest"))
+    assert [path.name for path in (tmp_path / "first").iterdir()] == ["fp8-1.json"]
+    assert runs.run("fp8", 1, TINY, "cpu", tmp_path / "first") == results[0]
 
 
 def test_the_command_trains_all_and_writes_what_it_found(tmp_path, capsys, monkeypatch):
