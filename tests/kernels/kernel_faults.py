@@ -172,8 +172,8 @@ FAULTS_ON_HOPPER = {
     for kernel, titles in {
         "grouped-rows-hopper": {
             "a group's end one row too early": (
-                "gl.load(offs_ptr + gl.minimum(group, G - 1))",
-                "gl.load(offs_ptr + gl.minimum(group, G - 1)) - 1",
+                "gl.load(offs_ptr + gl.minimum(group + 1, G - 1))",
+                "gl.load(offs_ptr + gl.minimum(group + 1, G - 1)) - 1",
             ),
             "the tail of K left out": ("gl.cdiv(K, BLOCK_SIZE_K)", "K // BLOCK_SIZE_K"),
             "scales of the first expert": ("scale_b_ptr + group * width + columns", "scale_b_ptr + columns"),
@@ -189,7 +189,12 @@ FAULTS_ON_HOPPER = {
                 "gl.maximum(gl.cdiv(end - begin, ALIGNED), 1)",
                 "gl.cdiv(end - begin, ALIGNED)",
             ),
-            "the last column tile left out": ("gl.cdiv(K, BLOCK_SIZE_N)", "(K // BLOCK_SIZE_N)"),
+            "the last column tile left out": (
+                "gl.cdiv(width, BLOCK_SIZE_N)",
+                "gl.maximum(gl.cdiv(width, BLOCK_SIZE_N) - 1, 1)",
+                "gl.cdiv(K if ALIGNED else N, BLOCK_SIZE_N)",
+                "gl.maximum(gl.cdiv(K if ALIGNED else N, BLOCK_SIZE_N) - 1, 1)",
+            ),
             "what is added left out": ("result.load(sums).to(gl.float32)", "0.0 * result.load(sums).to(gl.float32)"),
             "stored one row past the group's end": ("m < row_end, 1", "m < row_end + 1, 1"),
         },

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_faults import FAULTS, LARGE, SETTINGS
+from kernel_faults import FAULTS, FAULTS_ON_HOPPER, LARGE, SETTINGS
 from on_edges import (
     faults_found,
     is_small,
@@ -17,7 +17,7 @@ from on_edges import (
     tensors_on_edges,
     with_short_lead,
 )
-from planting import planted
+from planting import plant_foreign, planted
 
 from fp8tune.measure.checking import build
 from fp8tune.measure.edges import edges_of
@@ -115,6 +115,15 @@ def test_a_planted_fault_is_found(title: str, tmp_path: Path) -> None:
     faults = (fault for config in configs for fault in faults_found(spec, problem, config, title in LARGE))
     fault = next(faults, "")
     assert "elements differ, first at" in fault or "bytes written" in fault
+
+
+@pytest.mark.parametrize("title", FAULTS_ON_HOPPER)
+def test_faults_of_code_for_hopper_can_be_planted(title: str, tmp_path: Path) -> None:
+    fault = FAULTS_ON_HOPPER[title]
+    _, reference = plant_foreign(title, fault, tmp_path)
+    compile(Path(reference.rpartition(":")[0]).read_text(), title, "exec")
+    texts = [file.read_text() for file in tmp_path.iterdir()]
+    assert all(any(wrong in text for text in texts) for wrong in fault[1::2])
 
 
 def test_every_kernel_has_faults_and_a_copy_without_one_is_right(tmp_path: Path) -> None:

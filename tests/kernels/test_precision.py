@@ -67,7 +67,7 @@ LAYERS = {
 
 def test_an_h200_with_gluon_kernels_takes_the_precision_that_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "device_name", lambda _: "NVIDIA H200")
-    monkeypatch.setattr(precision, "is_proven", lambda _: True)
+    monkeypatch.setattr(precision, "is_requested", lambda _: True)
     with (ROOT / "docs" / "results" / "data" / "moe-layer-gluon-h200.csv").open() as file:
         times = {
             (row["layer"], int(row["tokens"]), row["contender"]): float(row["median_us"])
@@ -78,7 +78,7 @@ def test_an_h200_with_gluon_kernels_takes_the_precision_that_was_faster(monkeypa
     for layer, tokens in cases:
         is_faster = times[layer, tokens, "each step, Gluon"] < times[layer, tokens, "bf16"]
         assert is_fp8_layer(tokens, *LAYERS[layer], torch.device("meta")) == is_faster, (layer, tokens)
-    monkeypatch.setattr(precision, "is_proven", lambda _: False)
+    monkeypatch.setattr(precision, "is_requested", lambda _: False)
     with compiling_for("sm_90"):  # the Triton kernels are slower
         assert not is_fp8_layer(4096, *LAYERS["Qwen3-30B-A3B"], torch.device("meta"))
 

@@ -22,7 +22,7 @@ from ..runtime.lookup import running_arch
 from ..runtime.ops import is_traced
 from . import grouped_contraction, grouped_contraction_hopper, grouped_rows, grouped_rows_hopper
 from .grouped_contraction import ALIGNMENT
-from .warp_specialized import is_proven
+from .warp_specialized import is_requested
 
 Quantized = tuple[Tensor, ...]
 """FP8 values and scales."""
@@ -67,7 +67,7 @@ def transpose_stored(q: Tensor) -> Tensor:
 def multiply(rows: Quantized, weights: Quantized, offs: Tensor) -> Tensor:
     """Return the product of rows with a scale per row and weights (E, X, Y), strides (X*Y, 1, X), scales (E, 1, Y)."""
     (a, scales_a), (b, scales_b) = rows, weights
-    spec = grouped_rows_hopper.SPEC if is_proven(a.device) else grouped_rows.SPEC
+    spec = grouped_rows_hopper.SPEC if is_requested(a.device) else grouped_rows.SPEC
     return spec(a, b.mT, offs, scales_a, scales_b)[0]
 
 
@@ -81,7 +81,7 @@ def contract(of_a: Quantized, of_b: Quantized, offs: Tensor, rows: int, out: Ten
         zeros = torch.zeros(offs.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
         return zeros if out is None else out
     inputs = a, b, offs, scales_a, scales_b, ALIGNMENT, out
-    spec = grouped_contraction_hopper.SPEC if is_proven(a.device) else grouped_contraction.SPEC
+    spec = grouped_contraction_hopper.SPEC if is_requested(a.device) else grouped_contraction.SPEC
     return spec(*inputs, outputs=None if out is None else (out,))[0]
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ..runtime.lookup import device_name, running_arch
-from .warp_specialized import is_proven
+from .warp_specialized import is_requested
 
 PRECISIONS = ("fp8", "bf16", "auto")
 
@@ -100,7 +100,7 @@ def _arch(device: torch.device) -> str:
 
 def _gpu_or_arch(device: torch.device) -> str:
     name = device_name(device)
-    return name if name in LAYER and is_proven(device) else running_arch(device)
+    return name if name in LAYER and is_requested(device) else running_arch(device)
 
 
 # As torch.compiler.assume_constant_result does it, which takes a second to import.
