@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import threading
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -15,10 +16,12 @@ from typing import Any
 
 from ..imports import after_import
 from ..tuners import function_name, tuning_key
+from .errors import PinError, one_line
 from .reach import release
 from .registry import logger, unpinned
 
 MODULE = "torch._higher_order_ops.triton_kernel_wrap"
+_OTHER_TORCH = "use torch 2.11 to 2.15, or launch it outside torch.compile"
 
 _thread = threading.local()
 
@@ -29,26 +32,54 @@ def watch_compiler(pinned_of: Callable[[Any], Any]) -> None:
 
 
 def _patch(pinned_of: Callable[[Any], Any], module: ModuleType) -> None:
-    tracer = module.TritonHOPifier
-    original = tracer.call_triton_kernel
-    if hasattr(original, "fp8tune_pins"):
-        return
+    tracer = getattr(module, "TritonHOPifier", None)
+    original = getattr(tracer, "call_triton_kernel", None)
+    if original is None:
+        _warn("torch.compile", f"it has no {MODULE}.TritonHOPifier.call_triton_kernel", _OTHER_TORCH)
+    elif not hasattr(original, "fp8tune_pins"):
+        tracer.call_triton_kernel = _pinning(original, pinned_of)  # type: ignore[union-attr]
+
+
+def _pinning(original: Callable[..., Any], pinned_of: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return the method that traces a launch, for pinned kernels with the config of the table."""
 
     @functools.wraps(original)
-    def call(self: Any, variable: Any, args: Any, kwargs: Any, tx: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(_thread, "is_tracing", False):  # for another list of configs of the same kernel
-            return original(self, variable, args, kwargs, tx)
+            return original(self, *args, **kwargs)
         _thread.is_tracing = True
         try:
-            narrowed = _narrowed(variable.kernel, pinned_of(variable.kernel), args, kwargs)
-            if narrowed is not None:
-                variable = self.recreate_variable(variable, kernel=narrowed, kernel_idx=None, grid=variable.grid)
-            return original(self, variable, args, kwargs, tx)
+            launch = inspect.signature(original).bind(self, *args, **kwargs)
+            _narrow(self, launch.arguments, pinned_of)
+            return original(*launch.args, **launch.kwargs)
         finally:
             _thread.is_tracing = False
 
     call.fp8tune_pins = True  # type: ignore[attr-defined]
-    tracer.call_triton_kernel = call
+    return call
+
+
+def _narrow(tracer: Any, launch: dict[str, Any], pinned_of: Callable[[Any], Any]) -> None:
+    """Give a launch the config of the table. Where this torch is built otherwise, torch tunes it, and a warning says so.
+
+    Raises PinError for a key that the table lacks and may not lack.
+    """
+    kernel = getattr(launch.get("variable"), "kernel", None)
+    try:
+        variable = launch["variable"]
+        narrowed = _narrowed(variable.kernel, pinned_of(variable.kernel), launch["args"], launch["kwargs"])
+        if narrowed is None:
+            return
+        if hasattr(tracer, "recreate_variable"):  # torch 2.12 and later
+            other = tracer.recreate_variable(variable, kernel=narrowed, kernel_idx=None, grid=variable.grid)
+        else:
+            other = type(variable)(narrowed, None, variable.grid)
+        launch["variable"] = other
+    except PinError:
+        raise
+    except Exception as error:  # whatever a torch may raise that is not known here: a pin stops no program
+        name = "a kernel" if kernel is None else function_name(kernel)
+        _warn(name, f"inside torch.compile torch tunes it, as {one_line(error, 120)}", _OTHER_TORCH)
 
 
 def _narrowed(kernel: Any, pinned: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -56,12 +87,14 @@ def _narrowed(kernel: Any, pinned: Any, args: Any, kwargs: Mapping[str, Any]) ->
     if pinned is None:
         return None
     if not hasattr(kernel, "configs"):
-        return _warn(kernel, "its caller's config is used", "put the config into its call")
+        reason = "inside torch.compile its caller's config is used"
+        return _warn(function_name(kernel), reason, "put the config into its call")
     key = tuning_key(
         kernel, [_traced(value) for value in args], {name: _traced(value) for name, value in kwargs.items()}
     )
     if any(hasattr(value, "node") for value in key):  # a symbol
-        return _warn(kernel, "torch tunes it, as its sizes are dynamic", "compile it with dynamic=False")
+        reason = "inside torch.compile torch tunes it, as its sizes are dynamic"
+        return _warn(function_name(kernel), reason, "compile it with dynamic=False")
     if key not in pinned:
         return None
     result = importlib.import_module("triton").autotune(configs=[pinned[key]], key=[])(kernel.fn)
@@ -81,9 +114,9 @@ def _traced(value: Any) -> Any:
     return value if proxy is None else proxy.node.meta.get("example_value", value)
 
 
-def _warn(kernel: Any, reason: str, fix: str) -> None:
+def _warn(name: str, reason: str, fix: str) -> None:
     """Say once that a kernel is not pinned inside torch.compile."""
-    name, text = function_name(kernel), f"inside torch.compile {reason}: {fix}"
+    text = f"{reason}: {fix}"
     if (name, text) not in unpinned:
         unpinned[name, text] = None
         logger.warning("%s is not pinned: %s", name, text)
