@@ -60,7 +60,7 @@ def _pinning(original: Callable[..., Any], pinned_of: Callable[[Any], Any]) -> C
 
 
 def _narrow(tracer: Any, launch: dict[str, Any], pinned_of: Callable[[Any], Any]) -> None:
-    """Give a launch the config of the table. Where this torch is built otherwise, torch tunes it, and a warning says so.
+    """Give a launch the config of the table; a torch that is built otherwise tunes it, and a warning says so.
 
     Raises PinError for a key that the table lacks and may not lack.
     """
