@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8tune.errors import UsageError
+from fp8tune.records import Status
 from fp8tune.replay.recording import Config, Kernel
 from fp8tune.tables.formats import Options
 from fp8tune.tables.formats.python_file import write
@@ -77,6 +78,14 @@ def test_problems_of_one_key_share_the_config_whose_largest_slowdown_is_least() 
     picks = [made.pick({"M": M, "N": 4096, "K": 4096}, made.TIMES_US[M, 4096, 4096], kernel) for M in (16, 1024)]
     config_for = run(made.kernel_picks(*picks, kernel=kernel))["config_for"]
     assert config_for((4096, 4096, BF16), H200)["kwargs"] == made.EVEN.kwargs
+
+
+def test_a_config_that_was_wrong_on_another_launch_of_its_key_counts_as_unchecked() -> None:
+    kernel, sizes = replace(made.GEMM, key=("N", "K")), {"N": 4096, "K": 4096}
+    times_us = ((1.0, Status.WRONG, Status.WRONG), (Status.WRONG, 1.0, Status.WRONG))
+    picks = [made.pick({"M": M, **sizes}, times, kernel) for M, times in zip((16, 32), times_us, strict=True)]
+    assert run(made.kernel_picks(picks[0], kernel=kernel))["UNCHECKED"] == {}
+    assert [*run(made.kernel_picks(*picks, kernel=kernel))["UNCHECKED"][H200]] == [(4096, 4096, BF16)]
 
 
 def test_a_kernel_with_a_specification_is_looked_up_by_its_lookup_key() -> None:

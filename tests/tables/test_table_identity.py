@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 import random
+import runpy
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ import format_picks as made
 import pytest
 import torch
 
+from fp8tune.records import Kind
 from fp8tune.replay.configs import as_autotuned
 from fp8tune.replay.recording import Config, Kernel, Launch
 from fp8tune.replay.watch.kernel import WatchedKernel
@@ -57,6 +59,12 @@ def total(x, y, n, stride, BLOCK: tl.constexpr, ROWS: tl.constexpr, FLIP: tl.con
 def copy(x, y, BLOCK: tl.constexpr):
     """No size is an argument: the programs have to cover the tensor."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at))
+
+@triton.jit
+def backwards(x, y, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """The caller counts the blocks, from the last of which the programs start."""
+    at = (BLOCKS - 1 - tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at))
 '''
 HELPERS = """
@@ -125,26 +133,32 @@ def recorded(kernel: Any, launch: Callable[[], object]) -> Kernel:
     return document if document.is_autotuned else as_autotuned(document)
 
 
-def exported(kernel: Kernel, choose: Callable[[Launch], Config], path: Path, device: str = "NVIDIA H100") -> Path:
+def exported(
+    kernel: Kernel,
+    choose: Callable[[Launch], Config],
+    path: Path,
+    kind: Kind = Kind.MEASURED,
+    name: str = "NVIDIA H100",
+) -> Path:
     """Write the table of a sweep in which a config of each launch was the fastest."""
     picks = []
     for launch in kernel.launches:
         tried = replace(kernel, configs=(choose(launch), *(c for c in kernel.configs if c != choose(launch))))
         pick = made.pick({"n": 1}, [10.0, *[20.0] * (len(tried.configs) - 1)], tried)
         version = replace(pick.study.version, source_hash=code_hash(kernel.name))  # type: ignore[type-var]
-        picks.append(replace(pick, study=replace(pick.study, version=version), launch=launch))
-    table = made.kernel_picks(*picks, kernel=kernel, device=replace(made.H200, name=device))
+        picks.append(replace(pick, study=replace(pick.study, version=version, kind=kind), launch=launch))
+    table = made.kernel_picks(*picks, kernel=kernel, device=replace(made.H200, name=name))
     (file,) = write([table], Options())
     path.write_text(file.text)
     return path
 
 
-def table_of_double(program: Program) -> Path:
+def table_of_double(program: Program, kind: Kind = Kind.MEASURED) -> Path:
     module = program.load()
     with mock.patch.object(module.double, "_do_bench", return_value=[1.0] * 3):
         kernel = recorded(module.double, lambda: program.double(module.double))
     chosen = {16: Config({"BM": 16, "BN": 32}, num_warps=4), 32: Config({"BM": 8, "BN": 16}, num_warps=4)}
-    return exported(kernel, lambda launch: chosen[launch.key[0]], program.folder / "table.py")
+    return exported(kernel, lambda launch: chosen[launch.key[0]], program.folder / "table.py", kind)
 
 
 WRONG_BUT_FOR_8 = ("arange(0, BM)[:, None] * STEP", "arange(0, BM)[:, None] % 8 * STEP")
@@ -315,6 +329,17 @@ def test_a_config_that_is_not_declared_is_used_only_where_it_was_checked(program
     with pytest.raises(PinError, match="whose config it declares"):
         program.double(module.double)
     assert module.double.cache[KEY].kwargs == {"BM": 32, "BN": 32}
+    exported(kernel, lambda _: Config({"BM": 32, "BN": 32}), table, Kind.SIMULATED)
+    with pytest.raises(PinError, match="stale='use'"):
+        pin(table)
+
+
+def test_a_declared_config_is_used_though_no_output_was_checked(program: Program) -> None:
+    table = table_of_double(program, Kind.SIMULATED)
+    assert table.read_text().count("outputs not checked") == 2
+    pin(table, unknown="strict")
+    module = sys.modules[program.module]
+    assert program.double(module.double) == [(True, {"BM": 16, "BN": 32}), (True, {"BM": 8, "BN": 16})]
 
 
 def test_two_tables_of_one_kernel_and_device_are_an_error(program: Program, tmp_path: Path) -> None:
@@ -357,10 +382,10 @@ def sums(kernel: Any, n: int, rows: int = 8, *, grid: Any = None, **constants: A
     return bool((y == n).all()), *(seen[-1] if seen else (0, 0))
 
 
-def table_of_total(program: Program, choice: Config, n: int = 16, rows: int = 8, **how: Any) -> Path:
+def table_of_total(program: Program, choice: Config, kind: Kind = Kind.MEASURED, **how: Any) -> Path:
     module = program.load()
-    kernel = recorded(module.total, lambda: sums(module.total, n, rows, **how))
-    return exported(kernel, lambda _: choice, program.folder / "total.py")
+    kernel = recorded(module.total, lambda: sums(module.total, 16, **how))
+    return exported(kernel, lambda _: choice, program.folder / "total.py", kind)
 
 
 CHOICE = Config({"BLOCK": 32, "ROWS": 2}, num_warps=8)
@@ -414,22 +439,50 @@ def test_a_tuple_as_grid_takes_constants_that_were_checked_with_it(program: Prog
     assert sums(kernel, 16) == (True, 16, 1)
 
 
+def copied(kernel: Any, n: int, **constants: Any) -> tuple[bool, int]:
+    """Launch a kernel that copies, in blocks of 64. Return if it is right, and its block."""
+    x, y, blocks = torch.ones(n), torch.zeros(n), list[int]()
+
+    def grid(meta: Mapping[str, Any]) -> tuple[int]:
+        blocks.append(meta["BLOCK"])
+        return (n // meta["BLOCK"],)
+
+    kernel[grid](x, y, BLOCK=64, **constants)
+    return bool((y == 1).all()), blocks[-1]
+
+
 def test_sizes_that_are_no_arguments_count_by_the_shapes(program: Program) -> None:
-    module = program.load()
+    kernel = program.load().copy
+    document = recorded(kernel, lambda: copied(kernel, 512))
+    pin(exported(document, lambda _: Config({"BLOCK": 256}), program.folder / "copy.py"))
+    assert [copied(kernel, n) for n in (512, 576, 64, 512)] == [(True, 256), (True, 64), (True, 64), (True, 256)]
 
-    def copied(n: int) -> tuple[bool, int]:
-        x, y, blocks = torch.ones(n), torch.zeros(n), list[int]()
 
-        def grid(meta: Mapping[str, Any]) -> tuple[int]:
-            blocks.append(meta["BLOCK"])
-            return (n // meta["BLOCK"],)
+@pytest.mark.parametrize("kind", [Kind.SIMULATED, Kind.PUBLISHED])
+def test_constants_that_nothing_checked_are_used_in_no_launch(
+    program: Program, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another block alone would leave half of the output of ``backwards`` unwritten."""
+    kernel = program.load().backwards
+    document = recorded(kernel, lambda: copied(kernel, 512, BLOCKS=8))
+    table = exported(document, lambda _: Config({"BLOCK": 128}, num_warps=8), program.folder / "backwards.py", kind)
+    pin(table)
+    assert copied(kernel, 512, BLOCKS=8) == (True, 64)
+    assert "and its own BLOCK: no such launch was checked" in caplog.text
+    pin(table, unknown="strict")
+    with pytest.raises(PinError, match="was checked with its BLOCK"):
+        copied(kernel, 512, BLOCKS=8)
+    names = runpy.run_path(str(table))
+    ((device, rows),) = names["TABLE"].items()
+    (key,) = rows
+    config = names["config_for"](key, device)
+    assert (config["kwargs"], config["num_warps"], names["UNCHECKED"]) == ({}, 8, {device: {key: kind}})
+    assert "outputs not checked" in names["EVIDENCE"][device][key]
 
-        module.copy[grid](x, y, BLOCK=64)
-        return bool((y == 1).all()), blocks[-1]
 
-    kernel = recorded(module.copy, lambda: copied(512))
-    pin(exported(kernel, lambda _: Config({"BLOCK": 256}), program.folder / "copy.py"))
-    assert [copied(n) for n in (512, 576, 64, 512)] == [(True, 256), (True, 64), (True, 64), (True, 256)]
+def test_the_recorded_launch_of_a_simulated_sweep_keeps_its_constants(program: Program) -> None:
+    pin(table_of_total(program, CHOICE, Kind.SIMULATED))
+    assert sums(sys.modules[program.module].total, 16) == (True, 16, 1)
 
 
 def test_a_bare_kernel_that_changed_keeps_its_own_config(program: Program, caplog: pytest.LogCaptureFixture) -> None:

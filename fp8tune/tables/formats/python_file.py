@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from fp8tune.errors import UsageError
+from fp8tune.records import Kind, NamedInts
 from fp8tune.replay.recording import Config, Tensor, Value
 from fp8tune.stats.means import group_by
 from fp8tune.tables.files import File
@@ -62,6 +63,10 @@ TABLE = {{
 # Device name -> key -> measurement.
 EVIDENCE = {{
 {evidence}}}
+
+# Device name -> key -> reason why its config's outputs were not checked on each launch.
+UNCHECKED = {{
+{unchecked}}}
 {launches}
 # True if the kernel itself lists these configs, so that another key may have them.
 DECLARED = {declared}
@@ -96,8 +101,9 @@ def is_current():
 def config_for(key, device):
     """Return the config of a key on a device, else that of the nearest key, else None.
 
-    Keys are near if their sizes have a small ratio; values that are no sizes must be equal. A near key gives options
-    such as num_warps alone, unless the kernel declares its configs. None if the kernel's code has changed.
+    Keys are near if their sizes have a small ratio; values that are no sizes must be equal. A near key, or one in
+    UNCHECKED, gives options such as num_warps alone, unless the kernel declares its configs. None if the kernel's code
+    has changed.
     """
     rows = TABLE.get(device, {{}}) if is_current() else {{}}
     key = tuple(key)
@@ -116,7 +122,8 @@ def config_for(key, device):
     nearest = key if key in rows else min(rows, key=distance, default=None)
     if nearest is None or distance(nearest) == math.inf:
         return None
-    kwargs = rows[nearest]["kwargs"] if DECLARED or nearest == key else {{}}
+    is_checked = nearest == key and key not in UNCHECKED.get(device, {{}})
+    kwargs = rows[nearest]["kwargs"] if DECLARED or is_checked else {{}}
     return {{**rows[nearest], "kwargs": dict(kwargs)}}
 '''
 
@@ -138,15 +145,21 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
     names = _key_names(first)
     if any(_key_names(kernel) != names for kernel in kernels):
         raise UsageError(f"{first.kernel} was recorded with other keys on other devices: name one with --device")
-    table, evidence, launches, is_declared = "", "", "", True
+    table, evidence, unchecked, launches, is_declared = "", "", "", "", True
     for kernel in kernels:
         by_key = group_by(kernel.picks, lambda pick: _literal(pick.key))
-        configs = {key: kernel.triton_config(shared_config(picks)) for key, picks in by_key.items()}
+        stored = {key: shared_config(picks) for key, picks in by_key.items()}
+        configs = {key: kernel.triton_config(config) for key, config in stored.items()}
         is_declared &= all(kernel.declares(config) for config in configs.values())
         table += _render_rows(kernel, {key: _arguments(config) for key, config in configs.items()})
         evidence += _render_rows(kernel, {key: _literal(_summarize(picks)) for key, picks in by_key.items()})
+        reasons = {key: [_unchecked(pick, stored[key]) for pick in picks] for key, picks in by_key.items()}
+        unchecked += _render_rows(kernel, {key: _literal(max(texts)) for key, texts in reasons.items() if any(texts)})
         if kernel.is_bare:
-            checked = {key: _launches(picks, configs[key]) for key, picks in by_key.items()}
+            checked = {
+                key: _launches([pick for pick in picks if not _unchecked(pick, stored[key])], configs[key])
+                for key, picks in by_key.items()
+            }
             launches += _render_rows(kernel, checked)
     code = _STRING.sub("", table)
     text = _TEMPLATE.format(
@@ -158,6 +171,7 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
         key=_literal(names),
         table=table,
         evidence=evidence,
+        unchecked=unchecked,
         launches=_LAUNCHES.format(launches=launches) if launches else "",
         declared=is_declared,
         made=_MADE
@@ -172,6 +186,8 @@ def write(kernels: Sequence[KernelPicks], options: Options) -> list[File]:
 
 
 def _render_rows(kernel: KernelPicks, rows: Mapping[str, str]) -> str:
+    if not rows:
+        return ""
     lines = "".join(f"        {key}: {value},\n" for key, value in rows.items())
     return f"    {_literal(kernel.device.name)}: {{\n{lines}    }},\n"
 
@@ -183,6 +199,13 @@ def _source(value: object) -> str:
     if isinstance(value, tuple):
         return f"({''.join(f'{_source(item)}, ' for item in value).strip()})"
     return _literal(value)
+
+
+def _unchecked(pick: Pick, config: NamedInts) -> str:
+    """Return the reason why nothing compared the outputs of a config on the pick's launch; empty if they were right."""
+    if pick.study.kind is not Kind.MEASURED:
+        return str(pick.study.kind)
+    return "" if config in pick.study.configs else "another launch of the key"
 
 
 def _launches(picks: Sequence[Pick], config: Config) -> str:
@@ -216,7 +239,8 @@ def _plain(value: Value) -> object:
 
 
 def _summarize(picks: Sequence[Pick]) -> str:
-    notes = (f"{pick.problem.shape}, {pick.evidence}, {pick.study.pick.check}" for pick in picks)
+    checks = ("outputs not checked" if _unchecked(pick, pick.config) else pick.study.pick.check for pick in picks)
+    notes = (f"{pick.problem.shape}, {pick.evidence}, {check}" for pick, check in zip(picks, checks, strict=True))
     return visible("; ".join(notes))[:500]
 
 

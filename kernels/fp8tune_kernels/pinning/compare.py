@@ -92,7 +92,7 @@ def configs_of(target: Any, table: Table, device: str, name: str) -> dict[Key, A
     that an autotuned kernel does not declare and that was not checked with its code.
     """
     declared = getattr(target, "configs", None)
-    is_checked = bool(table.codes.get(device)) or table.insists
+    has_code, unchecked = bool(table.codes.get(device)), table.unchecked.get(device, {})
     result = {}
     for key, row in table.devices[device].items():
         try:
@@ -110,6 +110,7 @@ def configs_of(target: Any, table: Table, device: str, name: str) -> dict[Key, A
         if same is None and (strange := sorted({*config.kwargs} - {*target.arg_names} - backend_options())):
             raise PinError(f"{table.source} is of another kernel: {name} has no argument {strange[0]!r}")
         if same is None and declared is not None:
+            is_checked = table.insists or (has_code and key not in unchecked)
             _check_undeclared(config, target, table, name, is_checked=is_checked)
         result[key] = config if same is None else same
     return result
@@ -135,7 +136,7 @@ def _check_undeclared(config: Any, target: Any, table: Table, name: str, *, is_c
     text = ", ".join(f"{item}={value!r:.40}" for item, value in config.all_kwargs().items())
     if not is_checked:
         fix = "declare it, or pin with stale='use' to use it unchecked"
-        raise PinError(f"{table.source} has a config that {name} does not declare ({text:.200}): {fix}")
+        raise PinError(f"{table.source} has an unchecked config that {name} does not declare ({text:.200}): {fix}")
     forms = [{item: type(value) for item, value in config.kwargs.items() if item in names} for config in declared]
     if table.insists and {item: type(value) for item, value in config.kwargs.items() if item in names} not in forms:
         raise PinError(f"{table.source} has a config that {name} cannot have ({text:.200}): {AGAIN}")

@@ -21,7 +21,7 @@ from .keys import Key, plain
 FORMAT = 2
 """Version of the file. Files without one are older than it, and carry no identity."""
 
-NAMES = frozenset({"FORMAT", "KERNEL", "KEY", "CODE", "TABLE", "LAUNCHES", "HAS_OWN_INPUTS", "CHECKSUM"})
+NAMES = frozenset({"FORMAT", "KERNEL", "KEY", "CODE", "TABLE", "UNCHECKED", "LAUNCHES", "HAS_OWN_INPUTS", "CHECKSUM"})
 """Names that are read in a file. Other statements are left alone, and none runs."""
 
 LARGEST_WARPS, LARGEST_STAGES, LARGEST_CTAS, LARGEST_REGISTERS = 32, 64, 16, 255
@@ -45,6 +45,8 @@ class Table:
     """Device name -> hash of the code that was swept. Without it nothing is known of the code."""
     launches: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
     """Device name -> key -> launches of a bare kernel that the config was checked on."""
+    unchecked: Mapping[str, Mapping[Key, Any]] = field(default_factory=dict)
+    """Device name -> key -> reason why the config's outputs were not checked."""
     insists: bool = False
     """True if it is used with any code: ``stale="use"``."""
 
@@ -61,6 +63,7 @@ class Table:
             devices={**self.devices, **second.devices},
             codes={**self.codes, **second.codes},
             launches={**self.launches, **second.launches},
+            unchecked={**self.unchecked, **second.unchecked},
         )
 
 
@@ -96,9 +99,12 @@ def _read(path: Path) -> Table:
         reason = f"{path} is of {names['KERNEL']}, which is a specification and no kernel of Triton"
         raise PinError(f"{reason}: call config_for of the file where you launch it")
     devices = {device: _checked(str(path), rows) for device, rows in names["TABLE"].items()}
-    return Table(
-        str(path), devices, names["KERNEL"], names.get("KEY", ()), names.get("CODE", {}), names.get("LAUNCHES", {})
+    launches, unchecked = (
+        {device: {plain(key): value for key, value in rows.items()} for device, rows in names.get(name, {}).items()}
+        for name in ("LAUNCHES", "UNCHECKED")
     )
+    kernel, key, codes = names["KERNEL"], names.get("KEY", ()), names.get("CODE", {})
+    return Table(str(path), devices, kernel, key, codes, launches, unchecked)
 
 
 def checksum(text: str) -> str:
@@ -126,12 +132,17 @@ def parsed(text: str) -> dict[str, Any]:
             raise ValueError("it is damaged or was edited, its checksum is another")
         if names.get("FORMAT") != FORMAT:
             raise ValueError(f"its format {names.get('FORMAT')!r:.20} is not known: install the fp8tune that wrote it")
-    if not isinstance(names.get("KERNEL"), str) or not isinstance(names.get("TABLE"), dict):
+    if not isinstance(names.get("KERNEL"), str) or "TABLE" not in names:
         raise ValueError("it has no KERNEL or no TABLE")
-    if not all(isinstance(rows, dict) for rows in names["TABLE"].values()):
-        raise ValueError("TABLE has no rows by key")
-    if not all(isinstance(names.get(name, {}), dict) for name in ("CODE", "LAUNCHES")):
-        raise ValueError("CODE or LAUNCHES has no devices")
+    for name in ("TABLE", "CODE", "LAUNCHES", "UNCHECKED"):
+        if not isinstance(devices := names.get(name, {}), dict):
+            raise ValueError(f"{name} has no devices")
+        if name != "CODE" and not all(isinstance(rows, dict) for rows in devices.values()):
+            raise ValueError(f"{name} has no rows by key")
+        if name in ("LAUNCHES", "UNCHECKED") and not all(
+            isinstance(key, tuple) for row in devices.values() for key in row
+        ):
+            raise ValueError(f"{name} has a key that is no tuple")
     key = names.get("KEY", ())
     if not isinstance(key, tuple) or not all(isinstance(name, str) for name in key):
         raise ValueError("KEY holds no names")
