@@ -28,6 +28,7 @@ from fp8tune.tables.formats import Options
 from fp8tune.tables.formats.python_file import write
 from fp8tune_kernels.identity import code_hash
 from fp8tune_kernels.pinning import PinError, installed, pin, unpin
+from fp8tune_kernels.pinning.reach import own_class
 from fp8tune_kernels.pinning.tables import tables_of
 
 SOURCE = '''
@@ -121,13 +122,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 def recorded(kernel: Any, launch: Callable[[], object]) -> Kernel:
     """Return a kernel as ``fp8tune record`` does, with the launches that the function makes."""
-    watched, original = WatchedKernel(kernel, hasattr(kernel, "configs")), type(kernel).run
+    kind = own_class(kernel)  # another one while a pin may reach it
+    watched, original = WatchedKernel(kernel, hasattr(kernel, "configs")), kind.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = functools.partial(original, self)
         return watched.run(call, args, kwargs) if self is kernel else call(*args, **kwargs)
 
-    with mock.patch.object(type(kernel), "run", run):
+    with mock.patch.object(kind, "run", run):
         launch()
     document = watched.document({})
     return document if document.is_autotuned else as_autotuned(document)
