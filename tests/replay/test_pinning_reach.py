@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,29 @@ def test_copies_of_a_pinned_tuner_are_pinned(make: Any, kind: Any, launches: int
         block(copied, 5)
     unpin()
     assert block(copied) == block(kernel) == 64
+
+
+def calls_in_launch(kernel: Any) -> int:
+    """Count the Python functions that a launch calls after the first one."""
+    calls = []
+    block(kernel)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code) if event == "call" else None)
+    try:
+        kernel[(1,)](4096)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+@pytest.mark.parametrize(("prune", "more"), [(None, 1), ({"early_config_prune": lambda configs, *_, **__: configs}, 2)])
+def test_a_pinned_launch_calls_little_more_than_tritons_own(prune: Any, more: int) -> None:
+    own, pinned = (
+        triton.autotune(CONFIGS, key=["n"], prune_configs_by=prune, do_bench=timed)(Jitted()) for _ in range(2)
+    )
+    pin(TABLE, pinned)
+    assert calls_in_launch(pinned) <= calls_in_launch(own) + more  # a call costs up to 2 us
+    copy.deepcopy(pinned)
+    assert calls_in_launch(pinned) <= calls_in_launch(own) + more
 
 
 def reasons() -> dict[str, str]:

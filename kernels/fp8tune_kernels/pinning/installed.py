@@ -83,10 +83,11 @@ class Pinned(TunedConfigs):
         self._signature = None if self._is_tuner else Signature(target)
         self._choices: dict[tuple[Any, ...], Choice | None] = {}  # launch of a bare kernel -> what it takes
         self._devices_used = set[str]()
-        self._launching = threading.local()
+        self.launching = threading.local()
+        """Arguments of the launch, which pruning reads."""
         self._own: Any = None  # what the tuner had tuned
         self._has_logged = self._has_logged_kept = False
-        self.launch: Any = self._run_with_config
+        self.launch: Any = self._run_with_config if self._is_tuner else self._run_bare
         """What is called instead of ``run``; None if that looks configs up here."""
         if mode != "off":
             self._compare()
@@ -127,7 +128,7 @@ class Pinned(TunedConfigs):
         self._wrapper: Any = vars(self.target).get("run") if type(self.target) is self._kind else None
         if self._looks_up:
             self._own, self.target.cache = own_configs(self.target), self
-            self.launch = self._run_noting_arguments if self.target.early_config_prune else None
+            self.launch = None
         elif self._wrapper is not None:
             if self._is_tuner:
                 fix = "pin it before that, or by FP8TUNE_PIN"
@@ -144,6 +145,11 @@ class Pinned(TunedConfigs):
         elif self._wrapper is not None and vars(self.target).get("run") is self._outer:
             self.target.run = self._wrapper
 
+    @property
+    def is_only_looked_up(self) -> bool:
+        """True if launches need nothing but this dictionary."""
+        return self.launch is None and not self.target.early_config_prune
+
     def own(self) -> Any:
         """Return the dictionary that the tuner has without a pin."""
         return self._own
@@ -152,10 +158,6 @@ class Pinned(TunedConfigs):
         """Launch as without a pin."""
         return self._kind.run(self.target, *args, **kwargs)
 
-    def _run_noting_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        self._launching.kwargs = kwargs  # which pruning reads
-        return self._run(*args, **kwargs)
-
     def _run_recorded(self, *args: Any, **kwargs: Any) -> Any:
         """Launch past a ``run`` of the tuner's own, in whose place a recorder waits."""
         record = self._kind.run.fp8tune_records
@@ -163,22 +165,20 @@ class Pinned(TunedConfigs):
 
     def _run_wrapper(self, *args: Any, **kwargs: Any) -> Any:
         """Launch by what the program has put in the place of ``run``."""
-        if getattr(self._launching, "is_wrapped", False):
+        if getattr(self.launching, "is_wrapped", False):
             return self._kind.run(self.target, *args, **kwargs)
-        self._launching.is_wrapped = True
+        self.launching.is_wrapped = True
         try:
             return self._wrapper(*args, **kwargs)
         finally:
-            self._launching.is_wrapped = False
+            self.launching.is_wrapped = False
 
     def _launch_wrapped(self, *args: Any, **kwargs: Any) -> Any:
         is_pinned = pins.get(id(self.target)) is self  # else the program has wrapped this again
-        return self._run_with_config(*args, **kwargs) if is_pinned else self._wrapper(*args, **kwargs)
+        return self.launch(*args, **kwargs) if is_pinned else self._wrapper(*args, **kwargs)
 
     def _run_with_config(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch a bare kernel, or one whose autotuner has a ``run`` of its own, with the config of the table."""
-        if self._signature is not None:
-            return self._run_bare(self._signature, args, kwargs)
+        """Launch a kernel whose autotuner has a ``run`` of its own with the config of the table."""
         key = tuning_key(self.target, args, kwargs)
         if key not in self:
             return self._run(*args, **kwargs)
@@ -189,7 +189,10 @@ class Pinned(TunedConfigs):
             config.pre_hook(arguments)
         return self.target.fn.run(**arguments)
 
-    def _run_bare(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_bare(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch a bare kernel with the options of the table, and its constants if they were checked."""
+        signature = self._signature
+        assert signature is not None
         arguments = {**dict(zip(signature.names, args, strict=False)), **kwargs} if args else kwargs
         launch = located(signature.id_of(arguments)) if self._is_split else signature.id_of(arguments)
         if launch not in self._choices or ranks.is_pending:
@@ -305,7 +308,7 @@ class Pinned(TunedConfigs):
             return True
         candidates = [*self.target.configs, *([config] if self.table.insists else [])]
         if self._looks_up and (prune := self.target.early_config_prune):
-            candidates = prune(candidates, self.target.nargs, **self._launching.kwargs)
+            candidates = prune(candidates, self.target.nargs, **self.launching.kwargs)
         return config in candidates
 
 

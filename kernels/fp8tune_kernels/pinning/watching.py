@@ -31,10 +31,29 @@ def _reached(kind: Any) -> type:
         if pinned is None:
             pinned = _decided(self)
         if pinned is None or pinned.launch is None:
+            if pinned is not None:
+                pinned.launching.kwargs = kwargs
             return kind.run(self, *args, **kwargs)
         return pinned.launch(*args, **kwargs)
 
     return derived(kind, run=run)
+
+
+@functools.cache
+def _looking_up(kind: Any) -> type:
+    """Return the class of a pinned kernel that Triton launches with the table: a ``run`` here would cost 2 us.
+
+    Its copies are not pinned before their first launch.
+    """
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        _arm(self)
+        try:
+            return kind.__reduce_ex__(self, protocol)
+        finally:
+            _arm(self, _looking_up)
+
+    return derived(kind, __reduce_ex__=reduce)
 
 
 @functools.cache
@@ -150,9 +169,10 @@ def install_all(new: list[Pinned]) -> None:
         else:
             pinned.install()
             pins[id(pinned.target)] = pinned
+            _arm(pinned.target, _looking_up if pinned.is_only_looked_up else _reached)
             for item in filter(is_kernel, chain(pinned.target)):
-                if item is pinned.target or id(item) not in pins:
-                    _arm(item, _reached if item is pinned.target else _bypassed)
+                if id(item) not in pins:
+                    _arm(item, _bypassed)
 
 
 def uninstall(target: Any) -> None:
