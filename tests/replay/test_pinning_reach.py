@@ -264,11 +264,11 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     cuda = {
         "is_available": lambda: True,
         "device_count": lambda: 2,
-        "current_device": lambda: current[0],
         "get_device_name": lambda device=None: names[current[0] if device is None else device],
     }
     for name, function in cuda.items():
         monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
     return current
 
 

@@ -318,23 +318,21 @@ class PinnedByDevice(Pinned):
     _is_split = True
 
     def __contains__(self, key: Any) -> bool:
-        return super().__contains__(located(key))
+        here = located(key)
+        return (dict.__contains__(self, here) and not ranks.is_pending) or self._find(here)
 
     def __getitem__(self, key: Key) -> Any:
-        return super().__getitem__(located(key))
+        return dict.__getitem__(self, located(key))
 
     def __setitem__(self, key: Key, config: Any) -> None:
         super().__setitem__(located(key), config)
 
 
 def located(key: Key) -> Key:
-    """Return a key with the name of the current device."""
-    return (*key, _name_of(sys.modules["torch"].cuda.current_device()))
-
-
-@functools.cache
-def _name_of(device: int) -> str:
-    return str(sys.modules["torch"].cuda.get_device_name(device))
+    """Return a key with the number of the current device. Called at each launch: written for speed."""
+    torch: Any = sys.modules["torch"]
+    query = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # without the checks of the latter
+    return (*key, query())
 
 
 def own_configs(tuner: Any) -> Any:
