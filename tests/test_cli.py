@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from database_rows import config, finished_sweep, problem
 from places import PLANTED, PUBLISHED, ROOT
 
 from fp8tune.store.results import Store
+from fp8tune.tables import launch_table
 
 FAULTS = f"{PLANTED / 'faults.py'}:SPEC"
 SWEEP = ("sweep", "--kernel", FAULTS, "--shapes", "tiny", "--grid", "FAULT=0", "--timer", "simulated:3", "--quick")
@@ -97,9 +99,16 @@ def test_an_export_is_stable_and_check_finds_what_is_out_of_date(database: Path,
     before = module.read_bytes()
     assert "unchanged" in fp8tune(*export).stdout
     assert fp8tune(*export, "--check").returncode == 0
-    module.write_text(module.read_text() + "\n")
+    table = launch_table.parse(module.read_text(), "sm_90")
+    module.write_text(replace(table, entries=table.entries[1:]).render())
     checked = fp8tune(*export, "--check")
     assert (checked.returncode, "is out of date" in checked.stdout) == (1, True)
+    assert fp8tune(*export).returncode == 0
+    assert module.read_bytes() == before
+    module.write_text(module.read_text() + "\n")  # an edit by hand
+    for arguments in (export, [*export, "--check"]):
+        assert fp8tune(*arguments).returncode == 2
+    module.unlink()
     assert fp8tune(*export).returncode == 0
     assert module.read_bytes() == before
 

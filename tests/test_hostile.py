@@ -124,9 +124,9 @@ def fp8tune(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 
 def rows_of(module: str) -> tuple[tuple[object, ...], ...]:
-    """The rows of a generated module: it holds three assignments of literals and runs without any builtin function."""
+    """The rows of a generated module: it holds five assignments of literals and runs without any builtin function."""
     body = ast.parse(module).body
-    assert [type(node) for node in body] == [ast.Expr, *[ast.AnnAssign] * 3]
+    assert [type(node) for node in body] == [ast.Expr, *[ast.AnnAssign] * 5]
     for node in body[1:]:
         ast.literal_eval(node.value)  # type: ignore[attr-defined]
     namespace: dict[str, object] = {"__builtins__": {"tuple": tuple, "str": str, "int": int}}

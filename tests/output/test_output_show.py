@@ -163,6 +163,7 @@ def test_a_pick_is_in_use_once_an_own_table_holds_it(
     assert done.returncode == 0, done.stderr
     assert [pick["in_use"] for pick in document(path, "colwise", "--device", "H100")["picks"]] == [False]
     monkeypatch.setenv("FP8TUNE_TABLES", str(tmp_path))
+    monkeypatch.setattr(user_tables, "_code_of", lambda name: KERNEL.source_hash)
     user_tables.user_table.cache_clear()
     (pick,) = document(path, "colwise", "--device", "H100")["picks"]
     assert (pick["in_use"], pick["today_from"], pick["speedup"]) == (True, "own table", 1.0)
