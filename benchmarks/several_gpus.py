@@ -64,18 +64,18 @@ class Results:
             tables = [select_rows(store, arch, tables=SHIPPED).table.render() for arch in store.arches()]
         return cls(blocks, device_s, trials, chosen, times_us, tables)
 
-    def losses(self, other: Results) -> list[float]:
+    def losses(self, peer: Results) -> list[float]:
         """Return what each differing or missing pick of another sweep loses by the times of this one."""
         times = self.times_us
         return [
-            times.get((size, other.chosen.get(size)), math.inf) / times[size, config] - 1
+            times.get((size, peer.chosen.get(size)), math.inf) / times[size, config] - 1
             for size, config in self.chosen.items()
-            if other.chosen.get(size) != config
+            if peer.chosen.get(size) != config
         ]
 
-    def lost(self, other: Results) -> int:
+    def lost(self, peer: Results) -> int:
         """Return the number of configs that another sweep has not tried."""
-        return len({trial[:2] for trial in self.trials} - {trial[:2] for trial in other.trials})
+        return len({trial[:2] for trial in self.trials} - {trial[:2] for trial in peer.trials})
 
 
 def sweep(options: argparse.Namespace, run: str, cache: str, kill_at: float = math.inf) -> tuple[float, bool]:

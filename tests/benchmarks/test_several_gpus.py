@@ -30,11 +30,11 @@ def test_a_killed_child_changes_no_pick(
     assert "was killed by SIGKILL" in (tmp_path / "killed.log").read_text()
     with pytest.raises(SystemExit):  # a resumed sweep would have no time of its own
         measured(tmp_path)
-    alone, other = (several_gpus.Results.read(tmp_path / f"{run}.db") for run in ("one", "killed"))
-    other.chosen.popitem()
-    other.trials.clear()
-    assert len(alone.losses(other)) == 1
-    assert alone.lost(other) == 32
+    alone, killed = (several_gpus.Results.read(tmp_path / f"{run}.db") for run in ("one", "killed"))
+    killed.chosen.popitem()
+    killed.trials.clear()
+    assert len(alone.losses(killed)) == 1
+    assert alone.lost(killed) == 32
 
 
 def test_a_killed_run_needs_that_of_one_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

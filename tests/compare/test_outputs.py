@@ -162,7 +162,7 @@ RECORDED: dict[str, tuple[dict[str, str], str]] = {
     "default": ({"(64, 128)": "(128,)"}, "OPEN"),
     "wrong-default": ({"(64, 128)": "(128,)", "0.0), mask=at < n)": "0.0), mask=at < n - (B > 64))"}, "WRONG"),
     "unwritten": ({"0.0), mask=at < n)": "0.0), mask=(at < n) & (value > 0))"}, "WRONG"),
-    "does-not-compile": ({"tl.where": "tl.wher"}, "WRONG"),
+    "does-not-compile": ({"tl.where": "tl.where_"}, "WRONG"),
 }
 
 

@@ -238,16 +238,18 @@ def test_tune_and_recheck_take_gpus_and_refuse_what_is_not_there(tmp_path: Path)
 
 def test_the_command_prints_what_it_prints_with_one_gpu(tmp_path: Path) -> None:
     options = ("--kernel", UNTOUCHED, "--shapes", "tiny", "--timer", TIMER, "--format", "json")
-    several, one = (fp8tune("sweep", *options, "--gpus", count, "--db", tmp_path / f"{count}.db") for count in (2, 1))
-    assert (several.returncode, one.returncode) == (0, 0), several.stderr
+    several, single = (
+        fp8tune("sweep", *options, "--gpus", count, "--db", tmp_path / f"{count}.db") for count in (2, 1)
+    )
+    assert (several.returncode, single.returncode) == (0, 0), several.stderr
     assert "planted-untouched on 2 x simulated:1: " in several.stderr
 
     def results(text: str) -> list[str]:
         return sorted(line for line in text.splitlines() if '"decided"' in line)
 
-    assert results(several.stdout) == results(one.stdout) != []
+    assert results(several.stdout) == results(single.stdout) != []
     assert sorted(line for line in several.stdout.splitlines() if '"timed"' in line) == sorted(
-        line for line in one.stdout.splitlines() if '"timed"' in line
+        line for line in single.stdout.splitlines() if '"timed"' in line
     )
 
 

@@ -91,7 +91,7 @@ def plan_of(**options: Any) -> Plan:
 
 
 class StandIn:
-    """A cluster in this process: tasks run when their results are asked for."""
+    """Cluster in this process, which runs a task when its result is requested."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 

@@ -464,7 +464,7 @@ def test_sizes_that_are_no_arguments_count_by_the_shapes(program: Program) -> No
 def test_constants_that_nothing_checked_are_used_in_no_launch(
     program: Program, kind: Kind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another block alone would leave half of the output of ``backwards`` unwritten."""
+    """Another block alone would leave half of what ``backwards`` stores unwritten."""
     kernel = program.load().backwards
     document = recorded(kernel, lambda: copied(kernel, 512, BLOCKS=8))
     table = exported(document, lambda _: Config({"BLOCK": 128}, num_warps=8), program.folder / "backwards.py", kind)

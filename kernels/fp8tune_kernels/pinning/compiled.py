@@ -71,10 +71,10 @@ def _narrow(tracer: Any, launch: dict[str, Any], pinned_of: Callable[[Any], Any]
         if narrowed is None:
             return
         if hasattr(tracer, "recreate_variable"):  # torch 2.12 and later
-            other = tracer.recreate_variable(variable, kernel=narrowed, kernel_idx=None, grid=variable.grid)
+            replacement = tracer.recreate_variable(variable, kernel=narrowed, kernel_idx=None, grid=variable.grid)
         else:
-            other = type(variable)(narrowed, None, variable.grid)
-        launch["variable"] = other
+            replacement = type(variable)(narrowed, None, variable.grid)
+        launch["variable"] = replacement
     except PinError:
         raise
     except Exception as error:  # whatever a torch may raise that is not known here: a pin stops no program
