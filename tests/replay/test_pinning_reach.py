@@ -396,6 +396,17 @@ def test_modules_with_made_up_names_are_pinned_by_their_file_and_code(tmp_path: 
     assert errors.count("its code is not that of a/quick.py:quick") == 1
 
 
+def test_a_module_is_pinned_under_another_name_than_that_of_its_table(tmp_path: Path) -> None:
+    (tmp_path / "quick.py").write_text(QUICK)
+    for code, block in ((code_hash("quick:quick", tmp_path / "quick.py"), 128), ("0" * 16, 64)):
+        write_table(tmp_path / "table.py", "quick:quick", {(640,): {"BLOCK": 128}})
+        with (tmp_path / "table.py").open("a") as file:
+            file.write(f"CODE = {{'': {code!r}}}\n")
+        paths = json.dumps([["quick.py", True]])
+        (blocks, _), errors = programmed(tmp_path, HUB, paths, FP8TUNE_PIN="table.py", FP8TUNE_PIN_STALE="unpin")
+        assert (blocks, "its code is not that of quick:quick" in errors) == ([block], block == 64)
+
+
 MOVED = """
 import json, mine, fp8tune_kernels
 mine.run(640)

@@ -90,17 +90,21 @@ def entry_of(target: Any) -> tuple[Entry | None, str]:
 
 
 def entries_near(target: Any) -> list[Entry]:
-    """Return tables of another file of the same name that has such a kernel: a copy, or another revision of it."""
+    """Return tables of a file that has such a kernel: a copy, another revision, or the same under another name."""
     own = python_function(target).__globals__
     return [entry for entry in list(entries.values()) if _is_near(entry.table.kernel, own, target)]
 
 
 def _is_near(kernel: str, own: Mapping[str, Any], target: Any) -> bool:
     where, _, attribute = kernel.rpartition(":")
-    paths = [Path(where), Path(own.get("__file__") or "")]
+    file = Path(own.get("__file__") or "")
+    if where.endswith(".py"):  # in any folder
+        names = [path.parts[-2:] if path.name == "__init__.py" else path.name for path in (Path(where), file)]
+        is_alike = names[0] == names[1]
+    else:
+        place = Finder(where.partition(".")[0]).find(where)
+        is_alike = place is not None and bool(place.file) and os.path.abspath(place.file) == os.path.abspath(file)
     with contextlib.suppress(AttributeError, LookupError, TypeError, PinError):
-        names = [path.parts[-2:] if path.name == "__init__.py" else path.name for path in paths]
-        is_alike = where.endswith(".py") and names[0] == names[1]
         return is_alike and target_of(resolved(SimpleNamespace(**own), attribute)) is target
     return False
 
