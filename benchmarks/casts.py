@@ -137,7 +137,7 @@ def _gemm(kernel: str, inputs: Tensors) -> Call:
 
 
 def _aligned_ends(offs: Tensor, alignment: int) -> Tensor:
-    """Return the ends of groups that begin at multiples of an alignment and have at least one piece of it."""
+    """Return group ends: each group starts at a multiple of the alignment, and has at least as many rows."""
     if alignment == 1:
         return offs
     sizes = torch.diff(offs, prepend=torch.zeros_like(offs[:1]))

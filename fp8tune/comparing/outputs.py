@@ -29,7 +29,7 @@ CONTENTS = ("zeros", "nan", "infinite")  # of inputs, where a specification decl
 
 
 def inputs_of(arm: KernelArm, torch_device: str) -> dict[Edge, bool]:
-    """Return the inputs on which outputs are compared; True for those that a kernel must be right on.
+    """Return the inputs of each comparison; True for those whose outputs have to be right.
 
     These are the arm's problem on a small size, and the edge cases that the kernel declares. Edge cases that nobody
     declared tell nothing where the first side fails on them; neither do those of a recorded kernel. A recorded launch
